@@ -1,0 +1,241 @@
+"""What the ledger's state is made of: one immutable record per key.
+
+Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
+``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
+``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
+``nonce/<account>/<nonce>`` and the singletons ``network`` and ``active``.
+Credits live in exactly these fields: Account.balance, Account.stake,
+Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
+Audit.bond.  Their sum is the supply fixed by the genesis.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from gdf_market.codec import AccountId, Hash, Int, Ppm, Record, Text, UInt
+from gdf_market.messages import JobPost, Outcome
+
+
+class Allocation(Record):
+    """Credits that one account has at genesis; ``stake`` is locked as a validator's bond."""
+
+    account: AccountId
+    balance: UInt
+    stake: UInt
+
+
+class Genesis(Record):
+    """The first agreement of a network; its canonical bytes hash to the network id."""
+
+    name: Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"\A[a-z0-9][a-z0-9-]*\Z")]
+    test_network: bool
+    time_ms: UInt
+    allocations: Annotated[tuple[Allocation, ...], msgspec.Meta(min_length=1, max_length=1_000)]
+    validators: Annotated[tuple[AccountId, ...], msgspec.Meta(min_length=1, max_length=100)]
+    block_ms: UInt  # least time between two blocks that carry entries
+    heartbeat_ms: UInt  # an idle network makes one block in this time
+    audit_bond: UInt  # micro-credits an auditor locks for each audit
+    max_void_rounds: UInt  # rounds in a row without a result before a job expires
+
+
+class Account(Record):
+    balance: UInt = 0
+    stake: UInt = 0
+
+
+class Reputation(Record):
+    """Consecutive valid units of an account on one device class, and totals."""
+
+    consecutive: UInt = 0
+    valid: UInt = 0
+    invalid: UInt = 0
+
+
+class Network(Record):
+    """Constants from the genesis that rules read, and the fixed supply."""
+
+    supply: UInt
+    test_network: bool
+    validators: tuple[AccountId, ...]
+    audit_bond: UInt
+    max_void_rounds: UInt
+
+
+class Active(Record):
+    """Index: jobs that are not ended, in posting order; and nonces by expiry (for pruning)."""
+
+    jobs: tuple[Hash, ...] = ()
+    nonces: tuple[tuple[UInt, str], ...] = ()  # (expires_ms, key), ascending
+
+
+class Nonce(Record):
+    """Marks an (author, nonce) as used until it expires."""
+
+    expires_ms: UInt
+
+
+class Target(Record):
+    """A unit that must be audited, by the auditor the beacon named; redrawn if it fails to act."""
+
+    slot: UInt
+    auditor: AccountId
+    attempt: UInt = 0
+    phase_end_ms: UInt
+    status: str = "pending"  # pending | done | dropped
+
+
+class Bid(Record):
+    """``status``: open | matched | closed; ``reason`` says why it is closed or not matched."""
+
+    job: Hash
+    worker: AccountId
+    price: UInt
+    units: UInt
+    device_class: str
+    bond: UInt  # locked now
+    status: str
+    reason: Text = ""
+    misses: UInt = 0  # rounds in a row with a missed deadline
+    leaving: bool = False
+    entry: Hash
+
+
+class Job(Record):
+    """``status``: open | bidding | running | draining | done | cancelled | expired.
+
+    ``slots[i]`` is the worker of slot i ("" if vacant).  ``draining`` means no
+    more rounds start and held pay waits for its audits.
+    """
+
+    id: Hash
+    spec: JobPost
+    status: str
+    ending: str = ""  # "" | done | cancelled | expired: what the job becomes once drained
+    reason: Text = ""
+    posted_ms: UInt
+    phase_end_ms: UInt  # end of the bidding window
+    escrow: UInt
+    audit_escrow: UInt
+    clearing_price: UInt = 0
+    bidders: tuple[AccountId, ...] = ()  # every account with a Bid record, in bidding order
+    slots: tuple[str, ...] = ()
+    round: UInt = 0  # index of the current (or next) round
+    completed: UInt = 0  # rounds with an agreed outcome
+    void_in_row: UInt = 0
+    checkpoint: Hash
+    unsettled: tuple[str, ...] = ()  # keys of units with held pay or open audits
+    ended_ms: UInt = 0
+    refunded: UInt = 0
+
+
+class Round(Record):
+    """``phase``: work | reveal | receipt | result | settled | void."""
+
+    job: Hash
+    index: UInt
+    phase: str
+    started_ms: UInt
+    phase_end_ms: UInt
+    seed: Hash  # draws shards
+    checkpoint: Hash  # what the round starts from
+    price: UInt  # clearing price of the round
+    units: tuple[UInt, ...]  # slots at work in this round
+    audit_seed: str = ""  # draws audits; set when the commits are final
+    attesters: tuple[AccountId, ...] = ()
+    receipts: tuple[tuple[AccountId, tuple[UInt, ...]], ...] = ()
+    results: tuple[tuple[AccountId, Hash], ...] = ()  # attester, hash of its outcome
+    outcomes: tuple[tuple[Hash, Outcome], ...] = ()  # distinct outcomes seen
+    losses: tuple[tuple[AccountId, Int], ...] = ()
+    included: tuple[UInt, ...] = ()  # slots held by more than two thirds of the attesters
+    outcome: Outcome | None = None
+    targets: tuple[Target, ...] = ()
+    ended_ms: UInt = 0
+    reason: Text = ""
+
+
+class Unit(Record):
+    """``status``: assigned | committed | revealed | accepted | missed | rejected | convicted | paid."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    worker: AccountId
+    status: str
+    reason: Text = ""
+    commit: str = ""
+    update: str = ""
+    shard: UInt = 0
+    sketch_root: str = ""
+    audit_chance_ppm: Ppm = 0
+    held_pay: UInt = 0
+    held_merit: UInt = 0
+    paid: UInt = 0
+    release_ms: UInt = 0
+    auditors: tuple[AccountId, ...] = ()
+    openings_digest: str = ""  # set when the worker opened its sketches
+
+
+class Audit(Record):
+    """``status``: committed | opened | late | void.  ``verdict``: "" | pass | grey | fail."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    auditor: AccountId
+    role: str
+    digest: Hash
+    bond: UInt
+    committed_ms: UInt
+    phase_end_ms: UInt = 0
+    steps: tuple[UInt, ...] = ()  # steps to open, chosen by the beacon after the commit
+    worker_sketches: tuple[tuple[Int, ...], ...] = ()
+    auditor_sketches: tuple[tuple[Int, ...], ...] = ()
+    worker_opened: bool = False
+    status: str
+    verdict: str = ""
+    excess_ppb: UInt = 0
+    distance_ppb: UInt = 0
+    sketch_distance_ppb: UInt = 0
+    fee: UInt = 0
+
+
+class Dispute(Record):
+    """``status``: committing | opening | convicted | cleared | unresolved."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    accuser: AccountId
+    committee: tuple[AccountId, ...]
+    opened_ms: UInt
+    phase_end_ms: UInt
+    attempt: UInt = 0
+    status: str
+    reason: Text = ""
+
+
+class Event(Record):
+    """Something that happened to money or status while a block was applied; kept for the explorer.
+
+    ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,
+    accepted, missed, rejected, held, paid, merit, audit, convicted, slashed,
+    refund, job.  ``amount`` is micro-credits moved from ``source`` to ``target``
+    (account ids or names such as ``escrow``, ``bond``, ``held``), 0 if none.
+    """
+
+    kind: str
+    job: str = ""
+    round: Int = -1
+    slot: Int = -1
+    account: str = ""
+    source: str = ""
+    target: str = ""
+    amount: UInt = 0
+    reason: str = ""
+    entry: str = ""  # the entry that caused it; "" if a deadline or the beacon did
+
+
+StateRecord = Account | Reputation | Network | Active | Nonce | Bid | Job | Round | Unit | Audit | Dispute

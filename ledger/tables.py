@@ -1,0 +1,98 @@
+"""SQLite tables of a node's ledger (SQLModel), shared by the store that writes and all that only read.
+
+Finalized history: ``block``, ``entry``, ``event``.  Current state after the
+last finalized block: ``record``.  Agreement in progress: ``vote``,
+``candidate``.  One row per fact of its own: ``meta``.
+"""
+
+from __future__ import annotations
+
+from sqlmodel import Field, SQLModel
+
+
+class MetaRow(SQLModel, table=True):
+    """``genesis`` (canonical bytes), ``schema`` (version), ``state_sum`` (the state hash's accumulator)."""
+
+    __tablename__ = "meta"
+    key: str = Field(primary_key=True)
+    value: bytes
+
+
+class BlockRow(SQLModel, table=True):
+    """A finalized block; ``header`` are its exact bytes, ``certificate`` the canonical finalize certificate
+    of this block or of the nearest finalized descendant (``certified_height``)."""
+
+    __tablename__ = "block"
+    height: int = Field(primary_key=True)
+    hash: str = Field(index=True)
+    slot: int
+    time_ms: int
+    proposer: str
+    entry_count: int
+    state_root: str
+    header: bytes
+    signature: str
+    certified_height: int
+    certificate: bytes
+
+
+class EntryRow(SQLModel, table=True):
+    """A finalized entry; ``raw`` is the signed envelope as received."""
+
+    __tablename__ = "entry"
+    id: str = Field(primary_key=True)
+    height: int = Field(index=True)
+    position: int
+    kind: str = Field(index=True)
+    author: str = Field(index=True)
+    job: str = Field(index=True)  # "" if none
+    raw: bytes
+
+
+class EventRow(SQLModel, table=True):
+    """One contracts.records.Event, in order of application."""
+
+    __tablename__ = "event"
+    id: int | None = Field(default=None, primary_key=True)
+    height: int = Field(index=True)
+    position: int
+    kind: str = Field(index=True)
+    job: str = Field(index=True)
+    round: int
+    slot: int
+    account: str = Field(index=True)
+    source: str
+    target: str
+    amount: int
+    reason: str
+    entry: str
+
+
+class RecordRow(SQLModel, table=True):
+    """The state: canonical bytes of one contracts record per key."""
+
+    __tablename__ = "record"
+    key: str = Field(primary_key=True)
+    kind: str = Field(index=True)  # the record's class name in lower case
+    value: bytes
+    height: int  # last changed
+
+
+class VoteRow(SQLModel, table=True):
+    """Own votes, durable before they are sent: at most one per (epoch, slot, vote kind)."""
+
+    __tablename__ = "vote"
+    epoch: int = Field(primary_key=True)
+    slot: int = Field(primary_key=True)
+    kind: str = Field(primary_key=True)
+    raw: bytes
+
+
+class CandidateRow(SQLModel, table=True):
+    """Blocks and certificates above the last finalized height that this node relies on."""
+
+    __tablename__ = "candidate"
+    id: str = Field(primary_key=True)  # block hash, or certificate kind/slot
+    kind: str  # block | certificate
+    slot: int = Field(index=True)
+    raw: bytes
