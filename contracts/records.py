@@ -19,7 +19,7 @@ from gdf_market.codec import AccountId, Hash, Int, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
 
 
-class Allocation(Record):
+class Allocation(Record, frozen=True, kw_only=True):
     """Credits that one account has at genesis; ``stake`` is locked as a validator's bond."""
 
     account: AccountId
@@ -27,7 +27,7 @@ class Allocation(Record):
     stake: UInt
 
 
-class Genesis(Record):
+class Genesis(Record, frozen=True, kw_only=True):
     """The first agreement of a network; its canonical bytes hash to the network id."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=40, pattern=r"\A[a-z0-9][a-z0-9-]*\Z")]
@@ -41,12 +41,12 @@ class Genesis(Record):
     max_void_rounds: UInt  # rounds in a row without a result before a job expires
 
 
-class Account(Record):
+class Account(Record, frozen=True, kw_only=True):
     balance: UInt = 0
     stake: UInt = 0
 
 
-class Reputation(Record):
+class Reputation(Record, frozen=True, kw_only=True):
     """Consecutive valid units of an account on one device class, and totals."""
 
     consecutive: UInt = 0
@@ -54,7 +54,7 @@ class Reputation(Record):
     invalid: UInt = 0
 
 
-class Network(Record):
+class Network(Record, frozen=True, kw_only=True):
     """Constants from the genesis that rules read, and the fixed supply."""
 
     supply: UInt
@@ -64,20 +64,20 @@ class Network(Record):
     max_void_rounds: UInt
 
 
-class Active(Record):
+class Active(Record, frozen=True, kw_only=True):
     """Index: jobs that are not ended, in posting order; and nonces by expiry (for pruning)."""
 
     jobs: tuple[Hash, ...] = ()
     nonces: tuple[tuple[UInt, str], ...] = ()  # (expires_ms, key), ascending
 
 
-class Nonce(Record):
+class Nonce(Record, frozen=True, kw_only=True):
     """Marks an (author, nonce) as used until it expires."""
 
     expires_ms: UInt
 
 
-class Target(Record):
+class Target(Record, frozen=True, kw_only=True):
     """A unit that must be audited, by the auditor the beacon named; redrawn if it fails to act."""
 
     slot: UInt
@@ -87,7 +87,7 @@ class Target(Record):
     status: str = "pending"  # pending | done | dropped
 
 
-class Bid(Record):
+class Bid(Record, frozen=True, kw_only=True):
     """``status``: open | matched | closed; ``reason`` says why it is closed or not matched."""
 
     job: Hash
@@ -103,7 +103,7 @@ class Bid(Record):
     entry: Hash
 
 
-class Job(Record):
+class Job(Record, frozen=True, kw_only=True):
     """``status``: open | bidding | running | draining | done | cancelled | expired.
 
     ``slots[i]`` is the worker of slot i ("" if vacant).  ``draining`` means no
@@ -131,7 +131,7 @@ class Job(Record):
     refunded: UInt = 0
 
 
-class Round(Record):
+class Round(Record, frozen=True, kw_only=True):
     """``phase``: work | reveal | receipt | result | settled | void."""
 
     job: Hash
@@ -156,7 +156,7 @@ class Round(Record):
     reason: Text = ""
 
 
-class Unit(Record):
+class Unit(Record, frozen=True, kw_only=True):
     """``status``: assigned | committed | revealed | accepted | missed | rejected | convicted | paid."""
 
     job: Hash
@@ -178,7 +178,7 @@ class Unit(Record):
     openings_digest: str = ""  # set when the worker opened its sketches
 
 
-class Audit(Record):
+class Audit(Record, frozen=True, kw_only=True):
     """``status``: committed | opened | late | void.  ``verdict``: "" | pass | grey | fail."""
 
     job: Hash
@@ -202,7 +202,7 @@ class Audit(Record):
     fee: UInt = 0
 
 
-class Dispute(Record):
+class Dispute(Record, frozen=True, kw_only=True):
     """``status``: committing | opening | convicted | cleared | unresolved."""
 
     job: Hash
@@ -217,7 +217,7 @@ class Dispute(Record):
     reason: Text = ""
 
 
-class Event(Record):
+class Event(Record, frozen=True, kw_only=True):
     """Something that happened to money or status while a block was applied; kept for the explorer.
 
     ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,

@@ -45,7 +45,7 @@ class UnreachableError(UserError):
     exit_code = 4
 
 
-class VerificationFailed(UserError):
+class VerificationFailedError(UserError):
     """A ledger, a proof or a run does not hold what it claims."""
 
     exit_code = 5

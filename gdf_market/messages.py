@@ -45,7 +45,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
 DeviceClass = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9.-]{0,31}\Z")]
 
 
-class Recipe(Record):
+class Recipe(Record, frozen=True, kw_only=True):
     """How one unit trains, and how a round's updates become the next checkpoint.
 
     Units: ``_e9`` is 1e-9 of the natural value, ``_ppm`` 1e-6.
@@ -66,7 +66,7 @@ class Recipe(Record):
     codec_block: Annotated[int, msgspec.Meta(ge=16, le=4_096)]
 
 
-class Body(Record, tag_field="kind"):
+class Body(Record, frozen=True, kw_only=True, tag_field="kind"):
     """Fields every signed body has."""
 
     author: AccountId
@@ -74,7 +74,7 @@ class Body(Record, tag_field="kind"):
     expires_ms: UInt  # block time after which the entry is refused
 
 
-class Transfer(Body, tag="transfer"):
+class Transfer(Body, frozen=True, kw_only=True, tag="transfer"):
     """Move credits from the author to another account."""
 
     to: AccountId
@@ -82,7 +82,7 @@ class Transfer(Body, tag="transfer"):
     memo: Text
 
 
-class JobPost(Body, tag="job_post"):
+class JobPost(Body, frozen=True, kw_only=True, tag="job_post"):
     """A training job; the same envelope is the order in the gossip order book."""
 
     title: Name
@@ -113,13 +113,13 @@ class JobPost(Body, tag="job_post"):
     deadline_ms: UInt  # block time at which the job expires whatever happened
 
 
-class JobCancel(Body, tag="job_cancel"):
+class JobCancel(Body, frozen=True, kw_only=True, tag="job_cancel"):
     """The owner ends its job; rounds under way still settle."""
 
     job: Hash
 
 
-class Bid(Body, tag="bid"):
+class Bid(Body, frozen=True, kw_only=True, tag="bid"):
     """Offer to run up to ``units`` units per round at ``price`` each or better; locks the bond."""
 
     job: Hash
@@ -128,13 +128,13 @@ class Bid(Body, tag="bid"):
     device_class: DeviceClass
 
 
-class BidWithdraw(Body, tag="bid_withdraw"):
+class BidWithdraw(Body, frozen=True, kw_only=True, tag="bid_withdraw"):
     """Take a bid back; a matched worker leaves at the end of the round."""
 
     job: Hash
 
 
-class Commit(Body, tag="commit"):
+class Commit(Body, frozen=True, kw_only=True, tag="commit"):
     """Binding but hidden claim of one finished unit (see ``commitment``)."""
 
     job: Hash
@@ -143,7 +143,7 @@ class Commit(Body, tag="commit"):
     digest: Hash
 
 
-class Reveal(Body, tag="reveal"):
+class Reveal(Body, frozen=True, kw_only=True, tag="reveal"):
     """Opens a commit: the shard drawn by VRF, the update's blob id, the root over step sketches."""
 
     job: Hash
@@ -155,7 +155,7 @@ class Reveal(Body, tag="reveal"):
     salt: Hash
 
 
-class Receipt(Body, tag="receipt"):
+class Receipt(Body, frozen=True, kw_only=True, tag="receipt"):
     """An attester's statement of which slots' updates it holds, well-formed."""
 
     job: Hash
@@ -163,14 +163,14 @@ class Receipt(Body, tag="receipt"):
     holds: Slots
 
 
-class Rejected(Record):
+class Rejected(Record, frozen=True, kw_only=True):
     """A slot left out of the aggregate by a form check."""
 
     slot: Slot
     reason: Name
 
 
-class Flag(Record):
+class Flag(Record, frozen=True, kw_only=True):
     """One similarity finding: ``other`` is the second slot, or the same slot if there is none."""
 
     slot: Slot
@@ -179,7 +179,7 @@ class Flag(Record):
     value_ppm: Int
 
 
-class Outcome(Record):
+class Outcome(Record, frozen=True, kw_only=True):
     """The deterministic result of a round; every honest attester computes the same bytes."""
 
     checkpoint: Hash  # blob id of the next checkpoint
@@ -191,7 +191,7 @@ class Outcome(Record):
     flags: Annotated[tuple[Flag, ...], msgspec.Meta(max_length=MAX_UNITS_PER_ROUND)]
 
 
-class Result(Body, tag="result"):
+class Result(Body, frozen=True, kw_only=True, tag="result"):
     """An attester's vote for a round's outcome, with its own (not agreed) loss measurement."""
 
     job: Hash
@@ -200,7 +200,7 @@ class Result(Body, tag="result"):
     loss_e6: Int  # validation loss of the new checkpoint in micro-nats; -1 if not measured
 
 
-class AuditCommit(Body, tag="audit_commit"):
+class AuditCommit(Body, frozen=True, kw_only=True, tag="audit_commit"):
     """An auditor re-executed a unit and commits to what it found (see ``audit_commitment``)."""
 
     job: Hash
@@ -211,7 +211,7 @@ class AuditCommit(Body, tag="audit_commit"):
     digest: Hash
 
 
-class Opening(Record):
+class Opening(Record, frozen=True, kw_only=True):
     """One step's sketch with its RFC 9162 inclusion path in the sketch tree."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=MAX_STEPS)]
@@ -222,7 +222,7 @@ class Opening(Record):
 Openings = Annotated[tuple[Opening, ...], msgspec.Meta(max_length=MAX_OPENINGS)]
 
 
-class SketchOpen(Body, tag="sketch_open"):
+class SketchOpen(Body, frozen=True, kw_only=True, tag="sketch_open"):
     """The worker opens its sketches at the steps that the beacon chose after the audit's commit."""
 
     job: Hash
@@ -231,7 +231,7 @@ class SketchOpen(Body, tag="sketch_open"):
     openings: Openings
 
 
-class AuditOpen(Body, tag="audit_open"):
+class AuditOpen(Body, frozen=True, kw_only=True, tag="audit_open"):
     """The auditor opens its commit: distances of the claim from its own run, and its sketches."""
 
     job: Hash
@@ -260,7 +260,7 @@ EntryBody = (
 )
 
 
-class Envelope(Record):
+class Envelope(Record, frozen=True, kw_only=True):
     """Wire form of a signed body; ``body`` keeps the author's exact bytes."""
 
     body: msgspec.Raw

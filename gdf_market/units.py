@@ -29,9 +29,7 @@ def parse_credits(text: str) -> int:
     except InvalidOperation:
         raise UsageError(f"{text!r} is not an amount of credits; write a number such as 2.5") from None
     if not amount.is_finite() or amount < 0 or amount > MAX_INT or amount != amount.to_integral_value():
-        raise UsageError(
-            f"{text!r} is not an amount of credits; write a number from 0 with at most six decimals"
-        )
+        raise UsageError(f"{text!r} is not an amount of credits; write a number from 0 with at most six decimals")
     return int(amount)
 
 
