@@ -24,7 +24,8 @@ _PEER_ID_PREFIX = bytes.fromhex("002408011220")
 
 def account_id(public_key: bytes) -> str:
     """Return the account id (libp2p Peer ID text) of a 32-byte Ed25519 public key."""
-    return base58.b58encode(_PEER_ID_PREFIX + public_key).decode()
+    encoded: bytes = base58.b58encode(_PEER_ID_PREFIX + public_key)
+    return encoded.decode()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -43,7 +44,7 @@ def public_key(account: str) -> bytes:
         len(raw) == 38 and raw.startswith(_PEER_ID_PREFIX) and account_id(raw[6:]) == account,
         MalformedError(f"{account!r} is not an account id (12D3KooW…)"),
     )
-    key = raw[6:]
+    key: bytes = raw[6:]
     # libsodium's check refuses small order, non-canonical and off-subgroup points
     ensure(
         bool(nacl.bindings.crypto_core_ed25519_is_valid_point(key)),
