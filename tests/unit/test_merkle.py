@@ -65,7 +65,7 @@ def test_every_proof_of_small_trees_holds_and_no_altered_one_does() -> None:
                 (leaf, index, size, [*path, bytes(32)], root),
                 (leaf, index, size, path, bytes(32)),
                 *((leaf, other, size, path, root) for other in range(size) if other != index),
-                *((leaf, index, size, path[:k] + [bytes(32)] + path[k + 1 :], root) for k in range(len(path))),
+                *((leaf, index, size, [*path[:k], bytes(32), *path[k + 1 :]], root) for k in range(len(path))),
                 *((leaf, index, size, path[:k] + path[k + 1 :], root) for k in range(len(path))),
             ]
             for case in wrong:
@@ -82,7 +82,7 @@ def test_every_consistency_proof_of_small_trees_holds_and_no_altered_one_does() 
             wrong = [
                 (old, new, *roots, [*path, bytes(32)]),
                 (old, new, bytes(32), roots[1], path),
-                *((old, new, *roots, path[:k] + [bytes(32)] + path[k + 1 :]) for k in range(len(path))),
+                *((old, new, *roots, [*path[:k], bytes(32), *path[k + 1 :]]) for k in range(len(path))),
                 *((old, new, *roots, path[:k] + path[k + 1 :]) for k in range(len(path))),
             ]
             if old > 0:  # every tree extends the empty one, so its new root proves nothing
