@@ -3,7 +3,7 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``nonce/<account>/<nonce>`` and the singletons ``network`` and ``active``.
+``nonces/<account>``, ``spent/<n>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -65,16 +65,24 @@ class Network(Record, frozen=True, kw_only=True):
 
 
 class Active(Record, frozen=True, kw_only=True):
-    """Index: jobs that are not ended, in posting order; and nonces by expiry (for pruning)."""
+    """Index: jobs that are not ended, in posting order; ``spent/<n>`` exists for spent_first <= n < spent_next."""
 
     jobs: tuple[Hash, ...] = ()
-    nonces: tuple[tuple[UInt, str], ...] = ()  # (expires_ms, key), ascending
+    spent_first: UInt = 0
+    spent_next: UInt = 0
 
 
-class Nonce(Record, frozen=True, kw_only=True):
-    """Marks an (author, nonce) as used until it expires."""
+class Nonces(Record, frozen=True, kw_only=True):
+    """Nonces that one author used and that did not expire yet, as (expires_ms, nonce) in the order of use."""
 
-    expires_ms: UInt
+    live: tuple[tuple[UInt, UInt], ...] = ()
+
+
+class Spent(Record, frozen=True, kw_only=True):
+    """Authors of one block's entries: whose nonces to prune once everything in that block has expired."""
+
+    time_ms: UInt  # of the block
+    authors: tuple[AccountId, ...]
 
 
 class Target(Record, frozen=True, kw_only=True):
@@ -127,6 +135,7 @@ class Job(Record, frozen=True, kw_only=True):
     void_in_row: UInt = 0
     checkpoint: Hash
     unsettled: tuple[str, ...] = ()  # keys of units with held pay or open audits
+    wake_ms: UInt = 0  # earliest block time at which advance changes something here
     ended_ms: UInt = 0
     refunded: UInt = 0
 
@@ -179,7 +188,11 @@ class Unit(Record, frozen=True, kw_only=True):
 
 
 class Audit(Record, frozen=True, kw_only=True):
-    """``status``: committed | opened | late | void.  ``verdict``: "" | pass | grey | fail."""
+    """``status``: committed | opened | late | void.  ``verdict``: "" | pass | grey | fail | silent.
+
+    ``silent``: the worker did not open.  An audit is pending while it is
+    committed or opened and has no verdict.
+    """
 
     job: Hash
     round: UInt
@@ -221,9 +234,12 @@ class Event(Record, frozen=True, kw_only=True):
     """Something that happened to money or status while a block was applied; kept for the explorer.
 
     ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,
-    accepted, missed, rejected, held, paid, merit, audit, convicted, slashed,
-    refund, job.  ``amount`` is micro-credits moved from ``source`` to ``target``
-    (account ids or names such as ``escrow``, ``bond``, ``held``), 0 if none.
+    accepted, missed, rejected, held, paid, merit, audit, returned, forfeited,
+    convicted, slashed, refund, job.  ``amount`` is micro-credits moved from
+    ``source`` to ``target`` (account ids or the pots ``escrow``, ``audit_escrow``,
+    ``bond``, ``held``), 0 if none.  A pot belongs to the event's job; ``held`` is
+    that of the unit at (round, slot); ``bond`` is the bid's bond of ``account``,
+    or, where ``round`` is not -1, the bond of ``account``'s audit of that unit.
     """
 
     kind: str
@@ -238,4 +254,4 @@ class Event(Record, frozen=True, kw_only=True):
     entry: str = ""  # the entry that caused it; "" if a deadline or the beacon did
 
 
-StateRecord = Account | Reputation | Network | Active | Nonce | Bid | Job | Round | Unit | Audit | Dispute
+StateRecord = Account | Reputation | Network | Active | Nonces | Spent | Bid | Job | Round | Unit | Audit | Dispute

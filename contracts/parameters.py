@@ -1,0 +1,59 @@
+"""Numbers of the rules that no job chooses: limits, and what counts as the same result on a device class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gdf_market.units import MAX_INT, MINUTE_MS
+
+Verdict = Literal["pass", "grey", "fail"]
+
+MAX_TTL_MS = 60 * MINUTE_MS  # an entry expires at most this long after the block that takes it
+MAX_LIVE_NONCES = 256  # per author
+MAX_PRUNED_BLOCKS = 64  # blocks whose nonces one block prunes
+
+MAX_ACTIVE_JOBS = 256
+MAX_ACTIVE_JOBS_PER_AUTHOR = 16
+MAX_BIDDERS = 256  # per job
+MAX_UNSETTLED = 1_024  # units of a job with held pay; no round starts beyond it
+MAX_PHASE_MS = 30 * 24 * 60 * MINUTE_MS  # of every duration a job chooses
+MAX_JOB_MS = 366 * 24 * 60 * MINUTE_MS  # from the post to the deadline
+MISSES_TO_CLOSE = 2  # rounds in a row with a missed deadline that end a bid
+
+ATTESTING_VALIDATORS = 4  # drawn per round, besides the workers that revealed
+MAX_TARGETS = 4  # units of a round that must be audited
+MAX_AUDITS_PER_UNIT = 8  # beyond it no lottery ticket is taken
+MAX_REDRAWS = 3  # of a target's auditor, of a dispute's committee
+COMMITTEE_SIZE = 3
+OPENED_STEPS = 3  # the last one and two that the beacon chooses
+DISTANCE_CAP_PPB = MAX_INT
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """At most ``accept`` passes, above ``fail`` fails, between is grey; all in ppb."""
+
+    excess_accept: int
+    excess_fail: int
+    sketch_accept: int
+    sketch_fail: int
+
+
+# Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).
+_FP32 = Thresholds(excess_accept=100_000, excess_fail=1_000_000, sketch_accept=1_000_000, sketch_fail=10_000_000)
+_BY_DEVICE_CLASS = {"cpu-fp32": _FP32, "cuda-fp32": _FP32}
+DEVICE_CLASSES = tuple(_BY_DEVICE_CLASS)
+
+
+def verdict(device_class: str, excess_ppb: int, sketch_distance_ppb: int) -> Verdict:
+    """Return what an audit's two distances say; the worse of the two decides.
+
+    Raises KeyError for a device class without thresholds; no job of such a class can be posted.
+    """
+    limits = _BY_DEVICE_CLASS[device_class]
+    if excess_ppb > limits.excess_fail or sketch_distance_ppb > limits.sketch_fail:
+        return "fail"
+    if excess_ppb > limits.excess_accept or sketch_distance_ppb > limits.sketch_accept:
+        return "grey"
+    return "pass"

@@ -1,0 +1,271 @@
+"""The state of a network as an immutable map, and the draft in which one block changes it.
+
+Rules kept here:
+1. A State never changes; keeping an old one, or dropping a failed attempt, costs nothing.
+2. Every change of a Draft goes through ``put``, ``drop`` or ``update``, which note
+   what was there before, so that a Transition names exactly what changed.
+3. ``update`` reads the record it changes at that moment: no change is lost to a stale copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import immutables
+import msgspec
+
+from contracts.records import (
+    Account,
+    Active,
+    Audit,
+    Bid,
+    Dispute,
+    Event,
+    Genesis,
+    Job,
+    Network,
+    Reputation,
+    Round,
+    StateRecord,
+    Unit,
+)
+from gdf_market import identity
+from gdf_market.codec import digest, encode
+from gdf_market.errors import RuleError, UsageError, ensure
+from gdf_market.units import MAX_INT
+
+T = TypeVar("T")
+R = TypeVar("R", bound=StateRecord)
+Records = immutables.Map[str, StateRecord]
+Changes = Mapping[str, tuple[StateRecord | None, StateRecord | None]]
+
+
+def account_key(account: str) -> str:
+    return f"account/{account}"
+
+
+def reputation_key(account: str, device_class: str) -> str:
+    return f"reputation/{account}/{device_class}"
+
+
+def job_key(job: str) -> str:
+    return f"job/{job}"
+
+
+def bid_key(job: str, worker: str) -> str:
+    return f"bid/{job}/{worker}"
+
+
+def round_key(job: str, index: int) -> str:
+    return f"round/{job}/{index}"
+
+
+def unit_key(job: str, index: int, slot: int) -> str:
+    return f"unit/{job}/{index}/{slot}"
+
+
+def audit_key(job: str, index: int, slot: int, auditor: str) -> str:
+    return f"audit/{job}/{index}/{slot}/{auditor}"
+
+
+def dispute_key(job: str, index: int, slot: int) -> str:
+    return f"dispute/{job}/{index}/{slot}"
+
+
+def nonces_key(account: str) -> str:
+    return f"nonces/{account}"
+
+
+def spent_key(number: int) -> str:
+    return f"spent/{number}"
+
+
+def require(value: T | None, message: str) -> T:
+    """Return what an entry refers to; RuleError when it is not there."""
+    if value is None:
+        raise RuleError(message)
+    return value
+
+
+def present(value: T | None) -> T:
+    """Return a record that our own invariants say exists."""
+    assert value is not None
+    return value
+
+
+@dataclass(frozen=True)
+class BlockContext:
+    """What a block adds to its entries; ``beacon`` is 64 hex digits, made after all earlier blocks."""
+
+    height: int
+    time_ms: int
+    beacon: str
+    proposer: str
+
+
+class View:
+    """Typed reading of records; ``State`` and ``Draft`` are views."""
+
+    records: Records
+
+    def get(self, key: str) -> StateRecord | None:
+        """Return the record under ``key``, if any."""
+        return self.records.get(key)
+
+    def _typed(self, key: str, kind: type[R]) -> R | None:
+        record = self.records.get(key)
+        assert record is None or isinstance(record, kind), key
+        return record
+
+    def account(self, account: str) -> Account:
+        """Return an account; one that nobody paid yet is empty."""
+        return self._typed(account_key(account), Account) or Account()
+
+    def reputation(self, account: str, device_class: str) -> Reputation:
+        """Return an account's record on a device class; empty before its first unit."""
+        return self._typed(reputation_key(account, device_class), Reputation) or Reputation()
+
+    def network(self) -> Network:
+        """Return the constants of the genesis."""
+        return present(self._typed("network", Network))
+
+    def active(self) -> Active:
+        """Return the index of jobs under way."""
+        return present(self._typed("active", Active))
+
+    def job(self, job: str) -> Job | None:
+        return self._typed(job_key(job), Job)
+
+    def bid(self, job: str, worker: str) -> Bid | None:
+        return self._typed(bid_key(job, worker), Bid)
+
+    def round(self, job: str, index: int) -> Round | None:
+        return self._typed(round_key(job, index), Round)
+
+    def unit(self, job: str, index: int, slot: int) -> Unit | None:
+        return self._typed(unit_key(job, index, slot), Unit)
+
+    def unit_at(self, key: str) -> Unit:
+        """Return the unit of a key in ``Job.unsettled``."""
+        return present(self._typed(key, Unit))
+
+    def audit(self, job: str, index: int, slot: int, auditor: str) -> Audit | None:
+        return self._typed(audit_key(job, index, slot, auditor), Audit)
+
+    def dispute(self, job: str, index: int, slot: int) -> Dispute | None:
+        return self._typed(dispute_key(job, index, slot), Dispute)
+
+
+@dataclass(frozen=True)
+class State(View):
+    """Everything agreed after a block."""
+
+    records: Records
+
+    def supply_check(self) -> int:
+        """Return the sum of every field that holds credits; equals ``network().supply`` (walks all records)."""
+        return sum(map(_credits, self.records.values()))
+
+
+def _credits(record: StateRecord) -> int:
+    match record:
+        case Account():
+            return record.balance + record.stake
+        case Job():
+            return record.escrow + record.audit_escrow
+        case Bid() | Audit():
+            return record.bond
+        case Unit():
+            return record.held_pay + record.held_merit
+    return 0
+
+
+Mark = tuple[Records, int]
+
+
+class Draft(View):
+    """A state under change by one block: records, events, and what was touched."""
+
+    def __init__(self, state: State, context: BlockContext) -> None:
+        self.base = state.records
+        self.records = state.records
+        self.context = context
+        self.events: list[Event] = []
+        self.entry = ""  # id of the entry being applied
+        self.touched_jobs: dict[str, None] = {}  # in order; their wake-up times are computed at the end
+        self._touched: dict[str, None] = {}
+
+    @property
+    def now(self) -> int:
+        """The block's time in milliseconds."""
+        return self.context.time_ms
+
+    def put(self, key: str, record: StateRecord) -> None:
+        """Set a record."""
+        self._touched[key] = None
+        self.records = self.records.set(key, record)
+
+    def drop(self, key: str) -> None:
+        """Remove a record that exists."""
+        self._touched[key] = None
+        self.records = self.records.delete(key)
+
+    def update(self, key: str, **changes: Any) -> None:
+        """Replace fields of the record that is under ``key`` now."""
+        self.put(key, msgspec.structs.replace(present(self.records.get(key)), **changes))
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Note an event of the entry being applied, or of a deadline."""
+        if "reason" in fields:
+            fields["reason"] = fields["reason"][:200]
+        self.events.append(Event(kind=kind, entry=self.entry, **fields))
+
+    def mark(self) -> Mark:
+        """Return a point to roll back to."""
+        return self.records, len(self.events)
+
+    def rollback(self, mark: Mark) -> None:
+        """Forget everything since ``mark``."""
+        self.records = mark[0]
+        del self.events[mark[1] :]
+
+    def changes(self) -> Changes:
+        """Return (before, after) of every record that differs from the base, by key."""
+        pairs = ((key, (self.base.get(key), self.records.get(key))) for key in sorted(self._touched))
+        return {key: pair for key, pair in pairs if pair[0] != pair[1]}
+
+
+def network_id(genesis: Genesis) -> str:
+    """Return the hex id of the network that a genesis founds."""
+    return digest("gdf/genesis", encode(genesis)).hex()
+
+
+def genesis_state(genesis: Genesis) -> State:
+    """Return the state before the first block.
+
+    Raises UsageError when an account is listed twice or more credits are
+    allocated than fit, PeerError when an account is no usable key.
+    """
+    accounts = [allocation.account for allocation in genesis.allocations]
+    for account in (*accounts, *genesis.validators):
+        identity.public_key(account)
+    ensure(len(set(accounts)) == len(accounts), UsageError("the genesis allocates credits to one account twice"))
+    ensure(
+        len(set(genesis.validators)) == len(genesis.validators), UsageError("the genesis lists one validator twice")
+    )
+    supply = sum(allocation.balance + allocation.stake for allocation in genesis.allocations)
+    ensure(supply <= MAX_INT, UsageError(f"the genesis allocates {supply} micro-credits; at most {MAX_INT} fit"))
+    records: dict[str, StateRecord] = {
+        account_key(each.account): Account(balance=each.balance, stake=each.stake) for each in genesis.allocations
+    }
+    records["active"] = Active()
+    records["network"] = Network(
+        supply=supply,
+        test_network=genesis.test_network,
+        validators=genesis.validators,
+        audit_bond=genesis.audit_bond,
+        max_void_rounds=genesis.max_void_rounds,
+    )
+    return State(immutables.Map(records))
