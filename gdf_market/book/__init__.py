@@ -1,0 +1,1 @@
+"""The order book: job orders heard by gossip, before the ledger has them."""
