@@ -95,8 +95,7 @@ def unit_batches(
     """
     first, end = shard_range(manifest, shard, shards)
     position = round_index.to_bytes(8, "big") + shard.to_bytes(4, "big")
-    generator = np.random.PCG64(0)
-    generator.state = _pcg64_state(digest("gdf/windows", bytes.fromhex(job), position))
+    generator = _pcg64(digest("gdf/windows", bytes.fromhex(job), position))
     span = np.uint64(end - first - manifest.context)
     for _ in range(steps):
         starts = first + (generator.random_raw(batch) % span).astype(np.int64)
@@ -115,15 +114,16 @@ def evaluation_batches(manifest: DataManifest, tokens: Tokens, batch: int) -> li
     return [_windows(tokens, starts[i : i + batch], manifest.context) for i in range(0, windows, batch)]
 
 
-def _pcg64_state(seed: bytes) -> dict[str, object]:
-    """Return the state of PCG64 whose 128-bit state and increment are the halves of a 32-byte seed."""
-    state, increment = int.from_bytes(seed[:16], "big"), int.from_bytes(seed[16:], "big") | 1
-    return {
+def _pcg64(seed: bytes) -> np.random.PCG64:
+    """Return PCG64 whose 128-bit state and (odd) increment are the halves of a 32-byte seed."""
+    generator = np.random.PCG64(0)
+    generator.state = {
         "bit_generator": "PCG64",
-        "state": {"state": state, "inc": increment},
+        "state": {"state": int.from_bytes(seed[:16], "big"), "inc": int.from_bytes(seed[16:], "big") | 1},
         "has_uint32": 0,
         "uinteger": 0,
     }
+    return generator
 
 
 def _windows(tokens: Tokens, starts: npt.NDArray[np.int64], context: int) -> Batch:

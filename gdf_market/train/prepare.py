@@ -1,0 +1,50 @@
+"""Everything a job's post needs, from the owner's ``Job``: the three files and the numbers about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gdf_market.messages import Recipe
+from gdf_market.train.capture import capture, initial_parameters
+from gdf_market.train.checkpoint import pack
+from gdf_market.train.data import DataManifest
+from gdf_market.train.job import Job
+from gdf_market.train.source import Dataset
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """``program``, ``tokens`` and ``checkpoint`` are the bytes of blobs."""
+
+    title: str
+    program: bytes
+    tokens: bytes
+    checkpoint: bytes
+    parameters: int
+    tokens_per_unit: int
+    recipe: Recipe
+    dataset: Dataset
+    context: int
+
+    def manifest(self, tokens_blob: str) -> DataManifest:
+        """Return the data manifest, once the tokens have their blob id; its canonical bytes are a blob, too."""
+        return self.dataset.manifest(tokens_blob, self.context)
+
+
+def prepare(job: Job) -> Prepared:
+    """Capture a job's program, tokens and first checkpoint.  Raises UsageError as ``capture`` does."""
+    program = capture(job)
+    parameters = initial_parameters(job.model, program)
+    return Prepared(
+        title=job.title,
+        program=program.to_bytes(),
+        tokens=job.dataset.to_bytes(),
+        checkpoint=pack(parameters, np.zeros_like(parameters)),
+        parameters=program.size,
+        tokens_per_unit=job.steps * job.batch * job.context,
+        recipe=job.recipe,
+        dataset=job.dataset,
+        context=job.context,
+    )
