@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from gdf_market.errors import MalformedError, OversizedError, ensure
+from gdf_market.errors import LocalError, MalformedError, OversizedError, UsageError, ensure
 from gdf_market.units import MAX_INT
 
 MAX_MESSAGE_BYTES = 65_536
@@ -41,8 +41,32 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 def encode(value: object) -> bytes:
-    """Return the canonical bytes of a Record (or of a list or dict of them)."""
-    return _encoder.encode(value)
+    """Return the canonical bytes of a Record, or of lists and dicts of Records, integers and text.
+
+    The fields of Records are not checked again here: ``decode`` refuses what is out of range.
+    Raises LocalError for a float or an integer out of range, UsageError for text without a UTF-8 form.
+    """
+    _check_plain(value)
+    try:
+        return _encoder.encode(value)
+    except UnicodeEncodeError:
+        raise UsageError("a text holds half a character (a lone surrogate); type it again") from None
+
+
+def _check_plain(value: object) -> None:
+    if value is None or isinstance(value, Record | str):
+        return
+    if isinstance(value, int):
+        ensure(abs(value) <= MAX_INT, LocalError(f"{value} has no canonical encoding; integers are within 2**53 - 1"))
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            ensure(isinstance(key, str) and key.isascii(), LocalError(f"{key!r} is no canonical key; keys are ASCII"))
+            _check_plain(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _check_plain(item)
+    else:
+        raise LocalError(f"a {type(value).__name__} has no canonical encoding")
 
 
 def decode(data: bytes, kind: type[T], *, max_bytes: int = MAX_MESSAGE_BYTES) -> T:
@@ -59,7 +83,8 @@ def decode(data: bytes, kind: type[T], *, max_bytes: int = MAX_MESSAGE_BYTES) ->
         value = decoder.decode(data)
         again = _encoder.encode(value)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError) as error:
-        raise MalformedError(f"not a valid {getattr(kind, '__name__', kind)}: {error}") from None
+        # the text of the error may quote the sender at length
+        raise MalformedError(f"not a valid {getattr(kind, '__name__', 'message')}: {str(error)[:200]}") from None
     ensure(again == data, MalformedError("not the canonical encoding of its value"))
     return value  # type: ignore[return-value]
 

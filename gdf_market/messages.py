@@ -29,7 +29,7 @@ from gdf_market.codec import (
     digest,
     encode,
 )
-from gdf_market.errors import OversizedError, ensure
+from gdf_market.errors import MalformedError, UsageError
 
 MAX_ENTRY_BYTES = 32_768
 MAX_UNITS_PER_ROUND = 64
@@ -277,13 +277,18 @@ class Entry:
 
 
 def seal(key: identity.Identity, network: str, body: EntryBody) -> Entry:
-    """Sign ``body`` with ``key`` and return the entry."""
+    """Sign ``body`` with ``key`` and return the entry.
+
+    Raises UsageError for a value that every receiver would refuse, OversizedError for a body that is too long.
+    """
     assert body.author == key.account, "an entry is signed by its author"
     data = encode(body)
     signature = key.sign(network, "entry", data)
     raw = b'{"body":' + data + b',"sig":"' + signature.hex().encode() + b'"}'
-    ensure(len(raw) <= MAX_ENTRY_BYTES, OversizedError(f"entry of {len(raw)} bytes; limit {MAX_ENTRY_BYTES}"))
-    return Entry(entry_id(data), body, raw)
+    try:
+        return open_entry(raw, network, check_signature=False)  # what we sign is what others accept
+    except MalformedError as error:
+        raise UsageError(str(error)) from None
 
 
 def open_entry(raw: bytes, network: str, *, check_signature: bool = True) -> Entry:
