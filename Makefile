@@ -1,0 +1,61 @@
+# Developers' and first-time users' entry points.  On Windows use the commands of README, "Without make".
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+.PHONY: demo test fast e2e lint format bench wheel clean prerequisites
+
+demo: $(VENV)/.installed
+	@$(BIN)/gdf-market demo $(ARGS)
+
+test: fast e2e
+
+fast: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not e2e" -q
+
+e2e: $(VENV)/.dev
+	$(BIN)/python -m pytest -m e2e -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/verdicts.py
+
+wheel: $(VENV)/.dev
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis artifacts
+
+# Everything an install says goes to stderr: `make demo ARGS="--headless --json"` prints JSON only.
+$(VENV)/.installed: pyproject.toml constraints.txt | prerequisites
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) (a few minutes the first time)" >&2
+	@$(PIP) install --quiet -c constraints.txt -e . >&2
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt $(VENV)/.installed
+	@$(PIP) install --quiet -c constraints.txt -e ".[dev]" >&2
+	@touch $@
+
+# libp2p 0.8.1 needs fastecdsa, which is compiled against GMP where it has no wheel.
+prerequisites:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Python 3.11 or newer is needed (found: $$($(PYTHON) --version 2>&1)); run make PYTHON=python3.11 …" >&2; exit 1; }
+	@test -e $(VENV)/.installed || { command -v cc >/dev/null 2>&1 || \
+	  { echo "a C compiler is needed: apt install build-essential, dnf install gcc, or xcode-select --install" >&2; exit 1; }; }
+	@test -e $(VENV)/.installed || printf '#include <gmp.h>\nint main(void) { return 0; }\n' | \
+	  cc -x c -fsyntax-only -I/opt/homebrew/include - 2>/dev/null || \
+	  { echo "the GMP headers are needed: apt install libgmp-dev, dnf install gmp-devel, or brew install gmp" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || \
+	  { echo "Python's venv module is needed: apt install python3-venv" >&2; exit 1; }

@@ -1,0 +1,224 @@
+"""``gdf-market init`` and ``key``: identity and network of a data folder."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import rich_click as click
+
+from contracts.records import Allocation, Genesis
+from gdf_market import identity, keystore
+from gdf_market.commands.common import App, pass_app
+from gdf_market.commands.session import load_identity, passphrase
+from gdf_market.errors import PeerError, UsageError
+from gdf_market.units import CREDIT, parse_credits
+
+DEFAULT_SUPPLY = 1_000_000 * CREDIT
+VALIDATOR_STAKE = 1_000 * CREDIT
+
+
+@click.command()
+@click.option("--new-network", metavar="NAME", help="Start a network of your own, with this name.")
+@click.option("--join", metavar="INVITE", help="Join the network of an invite string (from `gdf-market node invite`).")
+@click.option(
+    "--test-network", is_flag=True, help="With --new-network: allow test-only behaviour such as --test-poison."
+)
+@click.option(
+    "--validator",
+    "validators",
+    multiple=True,
+    metavar="ACCOUNT",
+    help="With --new-network: a validator (repeat; default: this account).",
+)
+@click.option(
+    "--grant",
+    "grants",
+    multiple=True,
+    metavar="ACCOUNT=CREDITS",
+    help="With --new-network: credits of another account (repeat).",
+)
+@click.option(
+    "--block-ms",
+    type=click.IntRange(50, 60_000),
+    default=500,
+    show_default=True,
+    help="With --new-network: least time between blocks.",
+)
+@click.option(
+    "--heartbeat-ms",
+    type=click.IntRange(200, 600_000),
+    default=3_000,
+    show_default=True,
+    help="With --new-network: an idle network's block time.",
+)
+@pass_app
+def init(
+    app: App,
+    new_network: str | None,
+    join: str | None,
+    test_network: bool,
+    validators: tuple[str, ...],
+    grants: tuple[str, ...],
+    block_ms: int,
+    heartbeat_ms: int,
+) -> None:
+    """Make this folder's key, and start or join a network.
+
+    Examples:
+
+    gdf-market init                          (a key only)
+
+    gdf-market init --new-network home       (a new network; you validate it and own its credits)
+
+    gdf-market init --join gdf1-…            (join the network of an invite)
+    """
+    if new_network and join:
+        raise UsageError("--new-network and --join exclude each other; give one of them")
+    genesis, bootstrap = _genesis_of_invite(join) if join else (None, [])
+    app.data.create()
+    key = _ensure_key(app)
+    if new_network:
+        genesis = _new_genesis(
+            key.account, new_network, test_network, validators, grants, block_ms=block_ms, heartbeat_ms=heartbeat_ms
+        )
+    network = app.data.save_genesis(genesis) if genesis is not None else None
+    if bootstrap:
+        _remember_bootstrap(app, bootstrap)
+    value = {"account": key.account, "data_dir": str(app.data.root), "network": network}
+    if new_network and genesis is not None:
+        from gdf_market.node.invite import make_invite
+
+        value["invite"] = make_invite(genesis, [])  # without addresses: enough to prepare other folders
+
+    def text() -> str:
+        lines = [f"account  {key.account}", f"folder   {app.data.root}"]
+        if network is None:
+            lines.append("next     gdf-market init --new-network NAME, or --join INVITE")
+        else:
+            lines += [f"network  {network}", "next     gdf-market work, gdf-market post, or gdf-market node run"]
+        return "\n".join(lines)
+
+    app.emit(value, text)
+
+
+def _ensure_key(app: App) -> identity.Identity:
+    if app.data.key.exists():
+        return load_identity(app)
+    secret = passphrase(app)
+    key = keystore.create(app.data.key, secret)
+    if secret is None:
+        app.say("The key has no passphrase: whoever reads key.json owns its credits. Set GDF_PASSPHRASE to seal it.")
+    app.say(f"Back it up: gdf-market --data-dir {app.data.root} key backup FILE")
+    return key
+
+
+def _genesis_of_invite(text: str) -> tuple[Genesis, list[str]]:
+    from gdf_market.node.invite import parse_invite
+
+    invite = parse_invite(text)
+    return invite.genesis, list(invite.bootstrap)
+
+
+def _remember_bootstrap(app: App, bootstrap: list[str]) -> None:
+    import tomlkit
+
+    from gdf_market.node.datadir import write_atomic
+
+    document = (
+        tomlkit.parse(app.data.config.read_text(encoding="utf-8")) if app.data.config.exists() else tomlkit.document()
+    )
+    known = [str(address) for address in document.get("bootstrap", [])]
+    document["bootstrap"] = known + [address for address in bootstrap if address not in known]
+    write_atomic(app.data.config, tomlkit.dumps(document).encode())
+
+
+def _account(text: str) -> str:
+    try:
+        identity.public_key(text)
+    except PeerError as error:
+        raise UsageError(str(error)) from None
+    return text
+
+
+def _new_genesis(
+    own: str,
+    name: str,
+    test_network: bool,
+    validators: tuple[str, ...],
+    grants: tuple[str, ...],
+    *,
+    block_ms: int,
+    heartbeat_ms: int,
+) -> Genesis:
+    balances: dict[str, int] = {}
+    for grant in grants:
+        account, separator, amount = grant.partition("=")
+        if not separator:
+            raise UsageError(f"--grant {grant!r} is not ACCOUNT=CREDITS")
+        balances[_account(account)] = parse_credits(amount)
+    chosen = sorted({_account(account) for account in validators} or {own})
+    stakes = dict.fromkeys(chosen, VALIDATOR_STAKE)
+    others = sum(balances.values()) + sum(stakes.values())
+    if others > DEFAULT_SUPPLY:
+        raise UsageError(f"the grants exceed the supply of {DEFAULT_SUPPLY // CREDIT} credits")
+    balances[own] = balances.get(own, 0) + DEFAULT_SUPPLY - others
+    accounts = sorted(balances.keys() | stakes.keys())
+    import msgspec
+
+    from gdf_market.codec import decode, encode
+
+    try:
+        genesis = Genesis(
+            name=name,
+            test_network=test_network,
+            time_ms=time.time_ns() // 1_000_000,
+            allocations=tuple(
+                Allocation(account=account, balance=balances.get(account, 0), stake=stakes.get(account, 0))
+                for account in accounts
+            ),
+            validators=tuple(chosen),
+            block_ms=block_ms,
+            heartbeat_ms=heartbeat_ms,
+            audit_bond=CREDIT // 10,
+            max_void_rounds=5,
+        )
+        return decode(encode(genesis), Genesis, max_bytes=1 << 20)
+    except (PeerError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"network {name!r} cannot be made: {error}; a name is lower-case letters, digits and -"
+        ) from None
+
+
+@click.group()
+def key() -> None:
+    """Show, back up and restore this folder's key."""
+
+
+@key.command()
+@pass_app
+def show(app: App) -> None:
+    """Show the account id of this folder's key."""
+    account = load_identity(app).account
+    app.emit({"account": account}, lambda: account)
+
+
+@key.command()
+@click.argument("target", type=click.Path(path_type=Path))
+@pass_app
+def backup(app: App, target: Path) -> None:
+    """Copy the key to TARGET (sealed if a passphrase is given)."""
+    app.data.require_key()
+    keystore.backup(app.data.key, target, passphrase(app))
+    app.emit({"backup": str(target)}, lambda: f"key copied to {target}; keep it where only you can read it")
+
+
+@key.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@pass_app
+def restore(app: App, source: Path) -> None:
+    """Put the key of the back-up SOURCE into this folder (which must not have one)."""
+    app.data.create()
+    keystore.restore(source, app.data.key, passphrase(app))
+    account = load_identity(app).account
+    app.emit({"account": account}, lambda: f"restored {account}")

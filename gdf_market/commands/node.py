@@ -1,0 +1,185 @@
+"""``gdf-market node``, ``status`` and ``doctor``: the replica itself."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from importlib import metadata
+
+import rich_click as click
+
+from gdf_market.commands.common import App, pass_app, table
+from gdf_market.commands.session import configure_logging, run_async, running_node
+from gdf_market.errors import GdfError, UnreachableError, UsageError
+from gdf_market.node.client import NodeClient
+from gdf_market.units import format_credits
+
+
+def split_listen(listen: str | None) -> tuple[str | None, int | None]:
+    """Return host and port of HOST:PORT (or nothing).  Raises UsageError."""
+    if listen is None:
+        return None, None
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65_535:
+        raise UsageError(f"--listen {listen!r} is not HOST:PORT; write for example 0.0.0.0:4001")
+    return host, int(port)
+
+
+@click.group()
+def node() -> None:
+    """Run a replica, and invite others to it."""
+
+
+@node.command()
+@click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1 and a free port).")
+@click.option("--log-level", help="debug, info, warning or error.")
+@pass_app
+def run(app: App, listen: str | None, log_level: str | None) -> None:
+    """Run a node that follows, validates (if it is in the set) and audits, but does not bid on jobs.
+
+    Example: gdf-market node run --listen 127.0.0.1:4001
+    """
+    run_node(app, listen=listen, log_level=log_level)
+
+
+def run_node(
+    app: App,
+    *,
+    listen: str | None,
+    log_level: str | None,
+    worker: bool = False,
+    poison: str = "",
+    **flags: object,
+) -> None:
+    """Run a node in the foreground until it is told to stop."""
+    host, port = split_listen(listen)
+    settings = app.settings(listen_host=host, listen_port=port, log_level=log_level, **flags)
+    configure_logging(settings.log_level)
+
+    async def main() -> None:
+        async with running_node(app, settings, worker=worker, poison=poison) as opened:
+            invite = _invite(app, opened.control.addresses)
+            app.emit(
+                {"account": opened.context.account, "addresses": opened.control.addresses, "invite": invite},
+                lambda: f"account  {opened.context.account}\ninvite   {invite}\nrunning  Ctrl-C stops it",
+            )
+            await opened.wait_stopped()
+        app.say("stopped")
+
+    run_async(main)
+
+
+def _invite(app: App, addresses: list[str]) -> str:
+    from gdf_market.node.invite import make_invite
+
+    return make_invite(app.data.genesis(), addresses)
+
+
+@node.command()
+@pass_app
+def invite(app: App) -> None:
+    """Print an invite string with the running node's addresses.
+
+    Example: gdf-market init --join "$(gdf-market --data-dir other node invite)"
+    """
+    addresses = NodeClient.of(app.data).status()["addresses"]
+    text = _invite(app, addresses)
+    app.emit({"invite": text}, lambda: text)
+
+
+@node.command()
+@pass_app
+def stop(app: App) -> None:
+    """Stop the node that runs on this folder."""
+    NodeClient.of(app.data).call("POST", "/stop")
+    app.emit({"stopping": True}, lambda: "stopping")
+
+
+@click.command()
+@pass_app
+def status(app: App) -> None:
+    """Show what the running node does, and why it is idle if it is.
+
+    Example: gdf-market status --json
+    """
+    value = NodeClient.of(app.data).status()
+
+    def text() -> object:
+        shown = table(value["account"], "what", "value")
+        age = value["block_age_ms"]
+        shown.add_row("height", f"{value['height']} ({'no block yet' if age is None else f'{age / 1000:.1f} s old'})")
+        shown.add_row("peers", str(len(value["peers"])))
+        roles = [name for name in ("validator", "worker") if value[name]]
+        shown.add_row("roles", ", ".join(roles) or "observer")
+        shown.add_row("balance", f"{format_credits(value['balance'])} credits")
+        shown.add_row("trained / audited", f"{value['trained']} / {value['audited']} units")
+        for job, reason in sorted(value["idle_reasons"].items()):
+            shown.add_row(f"not on {job[:12]}" if job != "*" else "idle", reason)
+        for topic, sentence in sorted(value["notes"].items()):
+            shown.add_row(f"last {topic}", sentence)
+        return shown
+
+    app.emit(value, text)
+
+
+@click.command()
+@pass_app
+def doctor(app: App) -> None:
+    """Check this machine and folder: Python, torch, compiler headers, key, network, running node."""
+    checks = [_check_python(), _check_torch(), _check_names(), _check_folder(app)]
+    value = {"checks": [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in checks]}
+
+    def text() -> object:
+        shown = table("doctor", "check", "", "detail")
+        for name, ok, detail in checks:
+            shown.add_row(name, "ok" if ok else "problem", detail)
+        return shown
+
+    app.emit(value, text)
+    if not all(ok for _, ok, _ in checks):
+        sys.exit(1)
+
+
+def _check_python() -> tuple[str, bool, str]:
+    return "Python", sys.version_info >= (3, 11), sys.version.split()[0]
+
+
+def _check_torch() -> tuple[str, bool, str]:
+    try:
+        import torch
+    except ImportError as error:
+        return "torch", False, f"cannot be imported ({error}); reinstall with constraints.txt"
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU only"
+    return "torch", True, f"{torch.__version__}, {device}"
+
+
+def _check_names() -> tuple[str, bool, str]:
+    """Say when another distribution provides one of our top-level packages."""
+    owners = metadata.packages_distributions()
+    for name in ("contracts", "ledger", "verifier"):
+        strangers = sorted(set(owners.get(name, [])) - {"gdf-market"})
+        if strangers:
+            return (
+                "packages",
+                False,
+                f"{strangers[0]} also installs {name!r}; install gdf-market in an environment of its own",
+            )
+    return "packages", True, "no other distribution uses our package names"
+
+
+def _check_folder(app: App) -> tuple[str, bool, str]:
+    free = shutil.disk_usage(app.data.root if app.data.root.exists() else app.data.root.anchor).free
+    if free < 1 << 30:
+        return "folder", False, f"only {free >> 20} MiB free for {app.data.root}; training needs at least 1 GiB"
+    try:
+        app.data.require_key()
+        app.data.genesis()
+        client = NodeClient.of(app.data)
+    except UnreachableError:
+        return "folder", True, f"{app.data.root}: key and network present, no node running"
+    except GdfError as error:
+        return "folder", False, str(error)
+    try:
+        return "folder", True, f"{app.data.root}: node running with {len(client.status()['peers'])} peers"
+    except GdfError as error:
+        return "folder", False, str(error)

@@ -1,0 +1,49 @@
+"""``gdf-market work``: lend this machine to jobs of the market."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from gdf_market.commands.common import App, pass_app
+from gdf_market.commands.node import run_node
+from gdf_market.units import parse_credits
+
+POISONS = ["sign-flip", "label-flip", "lazy", "noise"]
+
+
+@click.command()
+@click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1 and a free port).")
+@click.option(
+    "--min-price", metavar="CREDITS", help="Least credits per unit you work for (your true cost is the best bid)."
+)
+@click.option("--units", type=click.IntRange(1, 64), help="Units per round this machine can do.")
+@click.option("--threads", type=click.IntRange(0, 1_024), help="CPU threads for training (0: torch chooses).")
+@click.option("--device-class", help="Device class to bid with (default cpu-fp32).")
+@click.option("--test-poison", type=click.Choice(POISONS), hidden=True, help="Cheat on purpose; test networks only.")
+@click.option("--log-level", help="debug, info, warning or error.")
+@pass_app
+def work(
+    app: App,
+    listen: str | None,
+    min_price: str | None,
+    units: int | None,
+    threads: int | None,
+    device_class: str | None,
+    test_poison: str | None,
+    log_level: str | None,
+) -> None:
+    """Find jobs on the order book, bid, train, audit, and earn credits, until Ctrl-C.
+
+    Example: gdf-market work --min-price 0.5 --threads 4
+    """
+    run_node(
+        app,
+        listen=listen,
+        log_level=log_level,
+        worker=True,
+        poison=test_poison or "",
+        min_price=parse_credits(min_price) if min_price is not None else None,
+        units=units,
+        threads=threads,
+        device_class=device_class,
+    )

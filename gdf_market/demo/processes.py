@@ -1,0 +1,149 @@
+"""Child processes of the demonstration: started by command line, stopped without leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gdf_market.errors import GdfError, LocalError
+from gdf_market.node.client import NodeClient
+from gdf_market.node.datadir import DataDir
+
+STOP_S = 15.0
+COMMAND_S = 240.0
+
+
+class DemoError(LocalError):
+    """A step of the demonstration failed; the message names the step and the log to read."""
+
+
+class Member:
+    """One participant: a data folder, a log file, and perhaps a long-running process."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        self.name = name
+        self.data = DataDir(root / name)
+        self.log = root / f"{name}.log"
+        self.account = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "gdf_market", "--data-dir", str(self.data.root), *arguments]
+
+    def start(self, *arguments: str) -> None:
+        """Start a long-running command of this member; its output goes to its log."""
+        assert self._process is None, f"{self.name} runs already"
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command(*arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+            )
+
+    def spawn(self, *arguments: str) -> Call:
+        """Start a command that ends by itself and answers in JSON."""
+        return Call(self.name, self.command("--json", *arguments), self.log)
+
+    def run(self, *arguments: str) -> dict[str, Any]:
+        """Run a command to its end and return its JSON answer."""
+        return self.spawn(*arguments).answer()
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def ask_to_stop(self) -> None:
+        if self.alive:
+            assert self._process is not None
+            with contextlib.suppress(OSError):
+                self._process.terminate()
+
+    def join(self) -> None:
+        """Wait for the process to end; kill it when it does not."""
+        if self._process is None:
+            return
+        try:
+            self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def status(self) -> dict[str, Any] | None:
+        """Return the node's status, or None while it does not answer."""
+        with contextlib.suppress(GdfError):
+            client = NodeClient.of(self.data)
+            try:
+                return client.status()
+            finally:
+                client.close()
+        return None
+
+
+class Call:
+    """A command under way."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
+        self._name, self._command, self._log = name, command, log
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=_environment()
+            )
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the end and return the JSON on stdout.  Raises DemoError."""
+        try:
+            out, _ = self._process.communicate(timeout=COMMAND_S)
+        except BaseException:
+            self._process.kill()
+            self._process.wait()
+            raise
+        shown = " ".join(self._command[5:])
+        if self._process.returncode != 0:
+            raise DemoError(
+                f"{self._name}: `gdf-market {shown}` exited with {self._process.returncode}; see {self._log}"
+            )
+        try:
+            value = json.loads(out)
+        except ValueError:
+            raise DemoError(f"{self._name}: `gdf-market {shown}` printed no JSON; see {self._log}") from None
+        assert isinstance(value, dict)
+        return value
+
+
+def stop_all(members: Sequence[Member]) -> None:
+    """Stop every process, all at once, and wait for them."""
+    for member in members:
+        member.ask_to_stop()
+    for member in members:
+        member.join()
+
+
+def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, members: Sequence[Member] = ()) -> None:
+    """Poll ``condition`` until it holds.  Raises DemoError when time is up or a member died."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        for member in members:
+            if not member.alive:
+                raise DemoError(f"{member.name} ended while waiting until {what}; see {member.log}")
+        if time.monotonic() > end:
+            raise DemoError(f"waited {timeout_s:.0f} s until {what}; see the logs beside the data folders")
+        time.sleep(0.25)
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of children: settings of the person's own node must not leak into the demonstration."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("GDF_")}
+    return kept | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}

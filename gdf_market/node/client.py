@@ -1,0 +1,66 @@
+"""Client of a running node's local API, used by the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from gdf_market.errors import GdfError, UnreachableError
+from gdf_market.node.datadir import DataDir
+
+ANSWER_S = 90.0  # an entry may take a minute to become final; everything else answers at once
+
+
+class RemoteError(GdfError):
+    """The node answered with an error; carries its sentence and exit code."""
+
+    def __init__(self, sentence: str, exit_code: int) -> None:
+        super().__init__(sentence)
+        self.exit_code = exit_code
+
+
+class NodeClient:
+    """Calls one node; every method raises RemoteError or UnreachableError."""
+
+    def __init__(self, url: str, token: str) -> None:
+        self._http = httpx.Client(
+            base_url=url, headers={"Authorization": f"Bearer {token}"}, timeout=ANSWER_S, trust_env=False
+        )
+
+    @classmethod
+    def of(cls, data: DataDir) -> NodeClient:
+        """Return a client of the node that runs on ``data``.  Raises UnreachableError when none does."""
+        found = data.running()
+        if found is None:
+            raise UnreachableError(f"no node runs on {data.root}; start one with `gdf-market node run`")
+        return cls(*found)
+
+    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Return the JSON answer of one request."""
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx.HTTPError as error:
+            raise UnreachableError(f"the node at {self._http.base_url} does not answer ({error})") from None
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = {"error": f"unexpected answer with status {response.status_code}"}
+        if response.status_code >= 400:
+            raise RemoteError(str(answer.get("error", "unknown error")), int(answer.get("exit_code", 1)))
+        assert isinstance(answer, dict)
+        return answer
+
+    def status(self) -> dict[str, Any]:
+        return self.call("GET", "/status")
+
+    def submit(self, kind: str, **fields: Any) -> str:
+        """Sign and submit an entry; return its id once it is final."""
+        return str(self.call("POST", "/submit", {"kind": kind, "fields": fields})["entry"])
+
+    def fetch(self, root: str) -> str:
+        """Return the local path of a blob, fetched from peers if need be."""
+        return str(self.call("POST", "/fetch", {"root": root})["path"])
+
+    def close(self) -> None:
+        self._http.close()

@@ -1,0 +1,103 @@
+"""What the roles of a node share: who it is, what it can reach, and how it submits entries."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from contracts.records import Job
+from contracts.state import State
+from gdf_market.blobs.store import BlobStore
+from gdf_market.codec import decode
+from gdf_market.identity import Identity
+from gdf_market.messages import Body, Entry, EntryBody, JobPost, seal
+from gdf_market.node.bulk import BulkHost
+from gdf_market.node.journal import Journal
+from gdf_market.node.ledger_service import LedgerService, now_ms
+from gdf_market.node.settings import Settings
+from gdf_market.node.trainer import Trainer
+from gdf_market.train.data import DataManifest
+
+ENTRY_TTL_MS = 30 * 60_000
+MAX_PROGRAM_BYTES = 512 << 20
+MAX_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """Local paths of what a job's units are computed from."""
+
+    program: Path
+    data: Path
+    tokens: Path
+
+
+@dataclass
+class NodeContext:
+    """Everything a role may use; built once by the node."""
+
+    identity: Identity
+    network: str
+    settings: Settings
+    ledger: LedgerService
+    blobs: BlobStore
+    bulk: BulkHost
+    trainer: Trainer
+    journal: Journal
+    scratch: Path
+    note: Callable[[str, str], None]  # (topic, sentence): what `status` shows as the reason
+    _files: dict[str, JobFiles] = field(default_factory=dict)
+    _fetching: trio.Lock = field(default_factory=trio.Lock)
+
+    @property
+    def account(self) -> str:
+        return self.identity.account
+
+    @property
+    def state(self) -> State:
+        return self.ledger.state
+
+    def seal(self, kind: type[Body], **fields: Any) -> Entry:
+        """Sign a new entry of this node's account with a fresh nonce and a half-hour life."""
+        body: EntryBody = kind(  # type: ignore[assignment]
+            author=self.account,
+            nonce=secrets.randbits(52),
+            expires_ms=max(now_ms(), self.ledger.replica.time_ms) + ENTRY_TTL_MS,
+            **fields,
+        )
+        return seal(self.identity, self.network, body)
+
+    async def submit(self, kind: type[Body], *, timeout_s: float = 60.0, **fields: Any) -> Entry:
+        """Sign and submit an entry; return it once a final block holds it.
+
+        Raises the rule's error when it is refused and trio.TooSlowError when it is not final in time.
+        """
+        entry = self.seal(kind, **fields)
+        await self.ledger.submit(entry, timeout_s=timeout_s)
+        return entry
+
+    async def files(self, spec: JobPost) -> JobFiles:
+        """Return the job's program and data, fetched from peers if need be."""
+        known = self._files.get(spec.program + spec.data)
+        if known is not None:
+            return known
+        async with self._fetching:  # two roles that need the same job share one download
+            program = await self.bulk.fetch(
+                spec.program, max_bytes=min(MAX_PROGRAM_BYTES, self.settings.max_blob_bytes)
+            )
+            data = await self.bulk.fetch(spec.data, max_bytes=MAX_MANIFEST_BYTES)
+            raw = await trio.to_thread.run_sync(data.read_bytes)
+            manifest = decode(raw, DataManifest, max_bytes=MAX_MANIFEST_BYTES)
+            tokens = await self.bulk.fetch(manifest.tokens, max_bytes=self.settings.max_blob_bytes)
+        found = JobFiles(program, data, tokens)
+        self._files[spec.program + spec.data] = found
+        return found
+
+    async def checkpoint(self, job: Job, root: str) -> Path:
+        """Return the path of a checkpoint of ``job`` (parameters and momentum, 8 bytes a value)."""
+        return await self.bulk.fetch(root, max_bytes=8 * job.spec.parameters + 4_096)

@@ -1,0 +1,82 @@
+"""What a node must still know after a crash about units it trained and audits it ran.
+
+A note is written before the entry that commits to it is submitted: a worker
+that loses power after its commit can still reveal and open its sketches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TypeVar
+
+from gdf_market.codec import Hash, Int, Record, UInt, VrfProof, decode, encode
+from gdf_market.errors import PeerError
+from gdf_market.node.datadir import write_atomic
+
+MAX_NOTE_BYTES = 8 << 20  # 1,000 steps x 32 integers of at most 17 characters, with room
+
+
+class UnitNote(Record, frozen=True, kw_only=True):
+    """Secret half of a commit; ``sketches`` has one tuple of integers per inner step."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    update: Hash
+    proof: VrfProof
+    salt: Hash
+    sketch_root: Hash
+    sketches: tuple[tuple[Int, ...], ...]
+
+
+class AuditNote(Record, frozen=True, kw_only=True):
+    """Secret half of an audit commit."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    excess_ppb: UInt
+    distance_ppb: UInt
+    salt: Hash
+    sketch_root: Hash
+    sketches: tuple[tuple[Int, ...], ...]
+
+
+NoteT = TypeVar("NoteT", UnitNote, AuditNote)
+
+
+class Journal:
+    """Notes of one identity in one folder, one file per unit or audit."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def _path(self, kind: str, job: str, round_index: int, slot: int) -> Path:
+        return self._folder / f"{kind}-{job[:32]}-{round_index}-{slot}.json"
+
+    def save(self, note: UnitNote | AuditNote) -> None:
+        """Write a note durably.  Raises StorageError."""
+        kind = "unit" if isinstance(note, UnitNote) else "audit"
+        write_atomic(self._path(kind, note.job, note.round, note.slot), encode(note), private=True)
+
+    def unit(self, job: str, round_index: int, slot: int) -> UnitNote | None:
+        """Return the note of an own unit, or None."""
+        return self._load(self._path("unit", job, round_index, slot), UnitNote, job)
+
+    def audit(self, job: str, round_index: int, slot: int) -> AuditNote | None:
+        """Return the note of an own audit, or None."""
+        return self._load(self._path("audit", job, round_index, slot), AuditNote, job)
+
+    def _load(self, path: Path, kind: type[NoteT], job: str) -> NoteT | None:
+        try:
+            note = decode(path.read_bytes(), kind, max_bytes=MAX_NOTE_BYTES)
+        except (FileNotFoundError, PeerError):
+            return None
+        return note if note.job == job else None
+
+    def forget(self, job: str) -> None:
+        """Delete the notes of a job that ended."""
+        for path in self._folder.glob(f"*-{job[:32]}-*.json"):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,163 @@
+"""The shell around the ledger replica: one task takes events in order and carries out effects in order.
+
+What holds: a Save is durable before any later effect of the same or a later
+event is carried out, so nothing is promised that a crash could forget.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+import trio
+from ledger.store import LedgerStore
+
+from contracts.records import Genesis
+from contracts.state import State
+from gdf_market.errors import GdfError, PeerError
+from gdf_market.identity import Identity
+from gdf_market.messages import Entry
+from ledger import replica as core
+
+MAX_QUEUE = 4_096  # events waiting for the replica; frames beyond it are dropped (the sender repeats what matters)
+MAX_WAITERS = 1_024
+
+log = structlog.get_logger("gdf.ledger")
+
+
+def now_ms() -> int:
+    """Return the wall clock in Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass
+class _Waiter:
+    done: trio.Event = field(default_factory=trio.Event)
+    height: int = 0
+    error: GdfError | None = None
+
+
+class LedgerService:
+    """Runs one Replica on one LedgerStore and tells the node about finalized blocks."""
+
+    def __init__(
+        self,
+        genesis: Genesis,
+        identity: Identity,
+        store: LedgerStore,
+        *,
+        send: Callable[[str, bytes], None],
+        broadcast: Callable[[bytes, str | None], None],
+        misbehaved: Callable[[str, PeerError], None],
+    ) -> None:
+        self.store = store
+        self.replica = core.Replica(genesis, identity, store.restored())
+        self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
+        self._events_in, self._events_out = trio.open_memory_channel[object](MAX_QUEUE)
+        self._timers: dict[str, int] = {}
+        self._timer_changed = trio.Event()
+        self._waiters: dict[str, list[_Waiter]] = {}
+        self._advanced = trio.Event()
+        self.listeners: list[Callable[[core.Finalized], None]] = []
+        self.dropped = 0
+
+    @property
+    def state(self) -> State:
+        """State after the last finalized block."""
+        return self.replica.state
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            await self._handle(core.Started())
+            nursery.start_soon(self._run_timers)
+            task_status.started()
+            async for event in self._events_out:
+                await self._handle(event)
+
+    def post(self, event: object) -> None:
+        """Queue an event for the replica; drops it when the queue is full (counted)."""
+        try:
+            self._events_in.send_nowait(event)
+        except trio.WouldBlock:
+            self.dropped += 1
+
+    async def submit(self, entry: Entry, *, timeout_s: float = 60.0) -> int:
+        """Submit an entry and return the height of the block that finalized it.
+
+        Raises the RuleError or PeerError it was refused with; trio.TooSlowError after ``timeout_s``.
+        """
+        waiter = _Waiter()
+        self._waiters.setdefault(entry.id, []).append(waiter)
+        self.post(core.Submitted(entry))
+        try:
+            with trio.fail_after(timeout_s):
+                await waiter.done.wait()
+        finally:
+            waiters = self._waiters.get(entry.id, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiters.pop(entry.id, None)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.height
+
+    async def wait_block(self) -> None:
+        """Return after the next finalized block."""
+        await self._advanced.wait()
+
+    async def _handle(self, event: object) -> None:
+        for effect in self.replica.step(event, now_ms()):
+            match effect:
+                case core.Save(writes=writes):
+                    await trio.to_thread.run_sync(self.store.save, writes)
+                case core.Send(peer=peer, data=data):
+                    self._send(peer, data)
+                case core.Broadcast(data=data, exclude=exclude):
+                    self._broadcast(data, exclude)
+                case core.Serve(peer=peer, height=height):
+                    for message in await trio.to_thread.run_sync(self.store.sync_messages, height):
+                        self._send(peer, message)
+                case core.SetTimer(name=name, at_ms=at_ms):
+                    self._timers[name] = at_ms
+                    self._timer_changed.set()
+                case core.Finalized():
+                    self._finalized(effect)
+                case core.Refused(entry_id=entry_id, error=error):
+                    self._refused(entry_id, error)
+                case core.Misbehaved(peer=peer, error=error):
+                    log.info("peer misbehaved", peer=peer, reason=error.reason, error=str(error))
+                    self._misbehaved(peer, error)
+                case _:
+                    raise AssertionError(f"unknown effect {effect!r}")
+
+    def _finalized(self, block: core.Finalized) -> None:
+        for entry in block.entries:
+            for waiter in self._waiters.get(entry.id, []):
+                waiter.height = block.height
+                waiter.done.set()
+        self._advanced.set()
+        self._advanced = trio.Event()
+        for listener in self.listeners:
+            listener(block)
+
+    def _refused(self, entry_id: str, error: GdfError) -> None:
+        for waiter in self._waiters.get(entry_id, []):
+            waiter.error = error
+            waiter.done.set()
+
+    async def _run_timers(self) -> None:
+        while True:
+            due = min(self._timers.values(), default=None)
+            wait_s = math.inf if due is None else max(0.0, (due - now_ms()) / 1_000)
+            self._timer_changed = trio.Event()
+            with trio.move_on_after(wait_s):
+                await self._timer_changed.wait()
+            now = now_ms()
+            for name in sorted(name for name, at_ms in self._timers.items() if at_ms <= now):
+                del self._timers[name]
+                await self._events_in.send(core.Timer(name))

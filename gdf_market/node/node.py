@@ -1,0 +1,275 @@
+"""One node: control host, bulk host, ledger replica, order book, roles and local API, in one trio nursery."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from typing import Any
+
+import hypercorn.config
+import hypercorn.trio
+import structlog
+import trio
+from contracts.block import network_id
+from contracts.jobs import escrow_of
+from ledger.store import LedgerStore
+
+from gdf_market.blobs.store import BlobStore
+from gdf_market.book.core import Order, OrderBook
+from gdf_market.errors import PeerError, UsageError, ensure
+from gdf_market.identity import Identity
+from gdf_market.messages import Entry, JobPost
+from gdf_market.node.api import create_api
+from gdf_market.node.bidding import Bidder
+from gdf_market.node.bulk import BulkHost
+from gdf_market.node.context import NodeContext
+from gdf_market.node.control import ControlHost
+from gdf_market.node.datadir import DataDir, write_atomic
+from gdf_market.node.journal import Journal
+from gdf_market.node.ledger_service import LedgerService, now_ms
+from gdf_market.node.roles import Roles
+from gdf_market.node.settings import Settings
+from gdf_market.node.trainer import Trainer
+from ledger import replica as core
+
+REPUBLISH_S = 5.0  # an order is gossiped again this often until its job is final
+MAX_NOTES = 64
+
+log = structlog.get_logger("gdf.node")
+
+
+class Node:
+    """A running node; build it with ``open_node``."""
+
+    def __init__(
+        self,
+        data: DataDir,
+        settings: Settings,
+        context: NodeContext,
+        control: ControlHost,
+        book: OrderBook,
+        *,
+        worker: bool,
+        poison: str,
+    ) -> None:
+        self.data, self.settings, self.context, self.control, self.book = data, settings, context, control, book
+        self.roles = Roles(context, poison=poison)
+        self.bidder = Bidder(context, book, device_class=settings.device_class) if worker else None
+        self.notes: dict[str, str] = {}
+        self.url = ""
+        self._own_orders: dict[str, Entry] = {}
+        self._stop = trio.Event()
+        self._started_ms = now_ms()
+
+    # what the API offers ------------------------------------------------------
+
+    def stop(self) -> None:
+        """End the node; ``run`` returns soon after."""
+        self._stop.set()
+
+    async def wait_stopped(self) -> None:
+        """Return when ``stop`` was called."""
+        await self._stop.wait()
+
+    def status(self) -> dict[str, Any]:
+        """Return what `gdf-market status` shows."""
+        replica = self.context.ledger.replica
+        account = self.context.state.account(self.context.account)
+        return {
+            "account": self.context.account,
+            "network": self.context.network,
+            "addresses": self.control.addresses,
+            "peers": sorted(self.control.peers),
+            "height": replica.height,
+            "head": replica.head,
+            "state_root": replica.state_root,
+            "block_age_ms": max(0, now_ms() - replica.time_ms) if replica.height else None,
+            "validator": replica.is_validator,
+            "worker": self.bidder is not None,
+            "balance": account.balance,
+            "stake": account.stake,
+            "trained": self.roles.trained,
+            "audited": self.roles.audited,
+            "orders": len(self.book.orders()),
+            "refused_orders": dict(self.book.refused),
+            "idle_reasons": dict(self.bidder.reasons)
+            if self.bidder
+            else {"*": "this node does not work; start it with `gdf-market work`"},
+            "notes": dict(self.notes),
+            "uptime_s": (now_ms() - self._started_ms) // 1_000,
+        }
+
+    def order_rows(self) -> list[dict[str, Any]]:
+        """Return the open orders of the book with why this node would not take them."""
+        return [
+            {
+                "id": order.id,
+                "title": order.spec.title,
+                "owner": order.spec.author,
+                "reserve_price": order.spec.reserve_price,
+                "rounds": order.spec.rounds,
+                "units_per_round": order.spec.units_per_round,
+                "device_class": order.spec.device_class,
+                "posted": self.context.state.job(order.id) is not None,
+                "unfit": self.bidder.unfit(order.spec) if self.bidder else "",
+            }
+            for order in self.book.orders()
+        ]
+
+    async def publish_order(self, fields: dict[str, Any]) -> str:
+        """Sign a job order, put it in the own book and gossip it until its job is final; return its id."""
+        entry = self.context.seal(JobPost, **fields)
+        self._accept(entry.raw, self.context.account)
+        self._own_orders[entry.id] = entry
+        await self.control.publish_order(entry.raw)
+        return entry.id
+
+    async def post_order(self, order_id: str) -> tuple[str, int]:
+        """Submit an own order's entry to the ledger; return (entry id, height) once it is final."""
+        entry = self._own_orders.get(order_id)
+        if entry is None:
+            raise UsageError(f"order {order_id[:16]} was not published by this node")
+        height = await self.context.ledger.submit(entry)
+        return entry.id, height
+
+    # inner life ---------------------------------------------------------------
+
+    def note(self, topic: str, sentence: str) -> None:
+        if topic in self.notes or len(self.notes) < MAX_NOTES:
+            self.notes[topic] = sentence
+
+    def on_order(self, raw: bytes, peer: str) -> bool:
+        """Take an order from gossip; True relays it."""
+        try:
+            self._accept(raw, peer)
+        except PeerError as error:
+            log.debug("order refused", peer=peer, reason=error.reason, error=str(error))
+            return False
+        return True
+
+    def _accept(self, raw: bytes, peer: str) -> Order:
+        state = self.context.state
+        return self.book.on_order(
+            raw,
+            peer,
+            now_ms(),
+            balance_of=lambda account: state.account(account).balance,
+            escrow_of=lambda spec: sum(escrow_of(spec)),
+        )
+
+    def on_block(self, block: core.Finalized) -> None:
+        """React to a finalized block: orders that became jobs, notes of jobs that ended."""
+        for entry in block.entries:
+            if isinstance(entry.body, JobPost):
+                self.book.mark_posted(entry.id)
+                self._own_orders.pop(entry.id, None)
+        for event in block.events:
+            if event.kind == "job" and event.reason in ("done", "cancelled", "expired"):
+                self.context.journal.forget(event.job)
+
+    async def _tend_book(self) -> None:
+        while True:
+            await trio.sleep(REPUBLISH_S)
+            self.book.expire(now_ms())
+            for entry in list(self._own_orders.values()):
+                await self.control.publish_order(entry.raw)
+
+    async def _serve_api(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+        token = secrets.token_urlsafe(32)
+        config = hypercorn.config.Config()
+        config.bind = ["127.0.0.1:0"]
+        config.loglevel = "ERROR"
+        config.errorlog = None
+        async with trio.open_nursery() as nursery:
+            binds = await nursery.start(hypercorn.trio.serve, create_api(self, token), config)
+            self.url = binds[0]
+            write_atomic(self.data.node_file, json.dumps({"url": self.url, "token": token}).encode(), private=True)
+            task_status.started(self.url)
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Serve until ``stop`` or cancellation."""
+        async with trio.open_nursery() as nursery:
+            self.context.ledger.listeners.append(self.on_block)
+            await nursery.start(self.context.ledger.run)
+            await nursery.start(self._serve_api)
+            nursery.start_soon(self.roles.run)
+            nursery.start_soon(self._tend_book)
+            if self.bidder is not None:
+                nursery.start_soon(self.bidder.run)
+            task_status.started()
+            await self._stop.wait()
+            nursery.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def open_node(
+    data: DataDir, settings: Settings, identity: Identity, *, worker: bool = False, poison: str = ""
+) -> AsyncIterator[Node]:
+    """Run a node on ``data`` for the length of the context.
+
+    Raises UsageError (folder in use, port in use, poison outside a test network), StorageError.
+    """
+    genesis = data.genesis()
+    network = network_id(genesis)
+    ensure(
+        not poison or genesis.test_network,
+        UsageError(f"--test-poison works on test networks only; {genesis.name!r} is not one"),
+    )
+    with data.lock():
+        store = LedgerStore(data.ledger)
+        store.create(genesis)
+        blobs = BlobStore(data.blobs)
+        scratch = data.root / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True, exist_ok=True)
+        book = OrderBook(network)
+        holder: list[Node] = []
+        try:
+            async with (
+                BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
+                Trainer(threads=settings.threads) as trainer,
+            ):
+                control = ControlHost(
+                    identity,
+                    network,
+                    listen=(settings.listen_host, settings.listen_port),
+                    bootstrap=settings.bootstrap,
+                    bulk=bulk,
+                    on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
+                    on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
+                    on_peer_down=lambda peer: ledger.post(core.PeerDown(peer)),
+                    on_order=lambda raw, peer: bool(holder) and holder[0].on_order(raw, peer),
+                )
+                ledger = LedgerService(
+                    genesis,
+                    identity,
+                    store,
+                    send=control.send,
+                    broadcast=control.broadcast,
+                    misbehaved=control.misbehaved,
+                )
+                context = NodeContext(
+                    identity=identity,
+                    network=network,
+                    settings=settings,
+                    ledger=ledger,
+                    blobs=blobs,
+                    bulk=bulk,
+                    trainer=trainer,
+                    journal=Journal(data.units),
+                    scratch=scratch,
+                    note=lambda topic, sentence: holder[0].note(topic, sentence) if holder else None,
+                )
+                node = Node(data, settings, context, control, book, worker=worker, poison=poison)
+                holder.append(node)
+                async with control, trio.open_nursery() as nursery:
+                    await nursery.start(node.run)
+                    yield node
+                    nursery.cancel_scope.cancel()
+        finally:
+            data.node_file.unlink(missing_ok=True)
+            store.close()
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,321 @@
+"""Worker, attester and auditor: does what the ledger's state says this account can do now.
+
+The state alone decides (``contracts.views.pending_actions``); this module only
+carries actions out, each in its own task, and remembers nothing that a restart
+may not forget: secrets of commits are in the journal before they are needed.
+"""
+
+from __future__ import annotations
+
+import functools
+import secrets
+from collections.abc import Awaitable, Callable
+
+import structlog
+import trio
+from contracts.views import Action, pending_actions
+
+from contracts.records import Job, Round, Unit
+from gdf_market.codec import encode
+from gdf_market.errors import GdfError, RuleError
+from gdf_market.messages import (
+    AuditCommit,
+    AuditOpen,
+    Commit,
+    Openings,
+    Outcome,
+    Receipt,
+    Result,
+    Reveal,
+    SketchOpen,
+    audit_commitment,
+    commitment,
+)
+from gdf_market.node.context import NodeContext
+from gdf_market.node.journal import AuditNote, UnitNote
+from gdf_market.node.ledger_service import now_ms
+from gdf_market.node.trainer import UnitRequest
+from gdf_market.train.codec import encoded_size
+from verifier.sketch import openings, sketch_tree
+from verifier.sortition import audit_ticket, draw_shard
+
+RETRY_MS = 3_000  # pause before an action that failed is tried again
+MAX_TASKS = 256
+
+log = structlog.get_logger("gdf.roles")
+
+
+class Roles:
+    """Carries out pending actions; ``work`` says whether it trains units of its own bids."""
+
+    def __init__(self, context: NodeContext, *, poison: str = "") -> None:
+        self._context = context
+        self._poison = poison
+        self._busy: set[tuple[str, str, int, int]] = set()
+        self._retry: dict[tuple[str, str, int, int], int] = {}
+        self._losers: set[tuple[str, int, int]] = set()  # audit lotteries this node did not win
+        self.trained = 0
+        self.audited = 0
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._start_due(nursery)
+                with trio.move_on_after(1.0):  # deadlines pass without blocks too
+                    await self._context.ledger.wait_block()
+
+    def _start_due(self, nursery: trio.Nursery) -> None:
+        now = now_ms()
+        context = self._context
+        for action in pending_actions(context.state, context.account, context.ledger.replica.time_ms):
+            key = (action.kind, action.job, action.round, action.slot)
+            if key in self._busy or self._retry.get(key, 0) > now or len(self._busy) >= MAX_TASKS:
+                continue
+            if action.kind == "audit_lottery" and key[1:] in self._losers:
+                continue
+            self._busy.add(key)
+            nursery.start_soon(self._perform, action, key)
+
+    async def _perform(self, action: Action, key: tuple[str, str, int, int]) -> None:
+        steps: dict[str, Callable[[Action], Awaitable[None]]] = {
+            "train": self._train,
+            "commit": self._train,
+            "reveal": self._reveal,
+            "receipt": self._receipt,
+            "result": self._result,
+            "audit_lottery": self._lottery,
+            "audit_targeted": functools.partial(self._audit, role="targeted", proof=""),
+            "audit_committee": functools.partial(self._audit, role="committee", proof=""),
+            "sketch_open": self._open_sketches,
+            "audit_open": self._open_audit,
+        }
+        try:
+            await steps[action.kind](action)
+            self._retry.pop(key, None)
+        except (GdfError, trio.TooSlowError) as error:
+            level = log.info if isinstance(error, RuleError) else log.warning
+            level(
+                "action failed",
+                action=action.kind,
+                job=action.job[:8],
+                round=action.round,
+                slot=action.slot,
+                error=str(error),
+            )
+            self._context.note("action", f"{action.kind} of round {action.round}, slot {action.slot}: {error}")
+            self._retry[key] = now_ms() + RETRY_MS
+            if len(self._retry) > 4 * MAX_TASKS:
+                self._retry.clear()
+        finally:
+            self._busy.discard(key)
+
+    # worker ------------------------------------------------------------------
+
+    async def _train(self, action: Action) -> None:
+        context = self._context
+        note = context.journal.unit(action.job, action.round, action.slot)
+        if note is None:
+            note = await self._run_unit(action)
+        digest = commitment(context.account, note.update, note.proof, note.sketch_root, note.salt)
+        await context.submit(Commit, job=action.job, round=action.round, slot=action.slot, digest=digest)
+
+    async def _run_unit(self, action: Action) -> UnitNote:
+        context = self._context
+        job, round_ = self._job(action.job), self._round(action)
+        shard, proof = draw_shard(
+            context.identity.seed, action.job, action.round, action.slot, round_.seed, job.spec.shards
+        )
+        out = context.scratch / f"update-{action.job[:16]}-{action.round}-{action.slot}.bin"
+        request = await self._request(job, round_, shard)
+        run = await context.trainer.train(request, out=out, poison=self._poison)
+        update = await trio.to_thread.run_sync(context.blobs.put_file, out)
+        out.unlink(missing_ok=True)
+        note = UnitNote(
+            job=action.job,
+            round=action.round,
+            slot=action.slot,
+            update=update,
+            proof=proof,
+            salt=secrets.token_hex(32),
+            sketch_root=sketch_tree(run.sketches).root().hex(),
+            sketches=run.sketches,
+        )
+        context.journal.save(note)
+        self.trained += 1
+        return note
+
+    async def _reveal(self, action: Action) -> None:
+        note = self._context.journal.unit(action.job, action.round, action.slot)
+        if note is None:
+            raise RuleError(f"the secret of slot {action.slot} is lost; this unit earns nothing")
+        await self._context.submit(
+            Reveal,
+            job=action.job,
+            round=action.round,
+            slot=action.slot,
+            update=note.update,
+            proof=note.proof,
+            sketch_root=note.sketch_root,
+            salt=note.salt,
+        )
+
+    async def _open_sketches(self, action: Action) -> None:
+        note = self._context.journal.unit(action.job, action.round, action.slot)
+        if note is None:
+            raise RuleError(f"the sketches of slot {action.slot} are lost; they cannot be opened")
+        await self._submit_openings(SketchOpen, action, openings(note.sketches, action.steps))
+
+    async def _submit_openings(self, kind: type[SketchOpen], action: Action, opened: Openings) -> None:
+        await self._context.submit(kind, job=action.job, round=action.round, slot=action.slot, openings=opened)
+
+    # attester ----------------------------------------------------------------
+
+    async def _receipt(self, action: Action) -> None:
+        """Fetch what was revealed; say what arrived before 60% of the phase is over."""
+        held: list[int] = []
+        units = self._revealed(action)
+        patience_s = max(2.0, 0.6 * (action.deadline_ms - now_ms()) / 1_000)
+        with trio.move_on_after(patience_s):
+            async with trio.open_nursery() as nursery:
+                for unit in units:
+                    nursery.start_soon(self._hold, unit, held)
+        fields = {"job": action.job, "round": action.round}
+        await self._context.submit(Receipt, **fields, holds=tuple(sorted(held)))
+
+    async def _hold(self, unit: Unit, held: list[int]) -> None:
+        recipe = self._job(unit.job).spec.recipe
+        limit = encoded_size(self._job(unit.job).spec.parameters, recipe.codec_bits, recipe.codec_block)
+        try:
+            await self._context.bulk.fetch(unit.update, max_bytes=limit)
+            held.append(unit.slot)
+        except GdfError as error:
+            log.info("update not held", slot=unit.slot, error=str(error))
+
+    async def _result(self, action: Action) -> None:
+        context = self._context
+        job, round_ = self._job(action.job), self._round(action)
+        files = await context.files(job.spec)
+        included = [unit for unit in self._revealed(action) if unit.slot in round_.included]
+        updates = {unit.slot: await self._update_path(job, unit) for unit in included}
+        out = context.scratch / f"checkpoint-{action.job[:16]}-{action.round}.bin"
+        computed = await context.trainer.outcome(
+            program=files.program,
+            checkpoint=await context.checkpoint(job, round_.checkpoint),
+            recipe=job.spec.recipe,
+            updates=updates,
+            shards={unit.slot: unit.shard for unit in included},
+            out=out,
+        )
+        loss_e6 = await context.trainer.evaluate(files.program, files.data, files.tokens, out)
+        checkpoint = await trio.to_thread.run_sync(context.blobs.put_file, out)
+        out.unlink(missing_ok=True)
+        outcome = Outcome(
+            checkpoint=checkpoint,
+            included=computed.included,
+            rejected=computed.rejected,
+            merit_ppm=computed.merit_ppm,
+            cosine_ppm=computed.cosine_ppm,
+            suspicion=computed.suspicion,
+            flags=computed.flags,
+        )
+        log.info("outcome", round=action.round, size=len(encode(outcome)), loss_e6=loss_e6)
+        await context.submit(Result, job=action.job, round=action.round, outcome=outcome, loss_e6=loss_e6)
+
+    # auditor -----------------------------------------------------------------
+
+    async def _lottery(self, action: Action) -> None:
+        context, round_, unit = self._context, self._round(action), self._unit(action)
+        where = (action.job, action.round, action.slot)
+        proof = audit_ticket(context.identity.seed, *where, round_.audit_seed, unit.audit_chance_ppm)
+        if proof is None:
+            self._losers.add(where)
+            if len(self._losers) > 65_536:
+                self._losers.clear()  # losing again is cheap to find out
+            return
+        await self._audit(action, role="lottery", proof=proof)
+
+    async def _audit(self, action: Action, *, role: str, proof: str) -> None:
+        context = self._context
+        note = context.journal.audit(action.job, action.round, action.slot) or await self._reexecute(action)
+        digest = audit_commitment(context.account, note.excess_ppb, note.distance_ppb, note.sketch_root, note.salt)
+        where = {"job": action.job, "round": action.round, "slot": action.slot}
+        await context.submit(AuditCommit, **where, role=role, proof=proof, digest=digest)
+
+    async def _reexecute(self, action: Action) -> AuditNote:
+        context = self._context
+        job, round_, unit = self._job(action.job), self._round(action), self._unit(action)
+        request = await self._request(job, round_, unit.shard)
+        run = await context.trainer.audit(request, claim=await self._update_path(job, unit))
+        note = AuditNote(
+            job=action.job,
+            round=action.round,
+            slot=action.slot,
+            excess_ppb=run.excess_ppb,
+            distance_ppb=run.distance_ppb,
+            salt=secrets.token_hex(32),
+            sketch_root=sketch_tree(run.sketches).root().hex(),
+            sketches=run.sketches,
+        )
+        context.journal.save(note)
+        self.audited += 1
+        return note
+
+    async def _open_audit(self, action: Action) -> None:
+        note = self._context.journal.audit(action.job, action.round, action.slot)
+        if note is None:
+            raise RuleError(f"the secret of the audit of slot {action.slot} is lost; its bond goes")
+        await self._context.submit(
+            AuditOpen,
+            job=action.job,
+            round=action.round,
+            slot=action.slot,
+            excess_ppb=note.excess_ppb,
+            distance_ppb=note.distance_ppb,
+            sketch_root=note.sketch_root,
+            salt=note.salt,
+            openings=openings(note.sketches, action.steps),
+        )
+
+    # lookups -----------------------------------------------------------------
+
+    async def _request(self, job: Job, round_: Round, shard: int) -> UnitRequest:
+        files = await self._context.files(job.spec)
+        return UnitRequest(
+            program=files.program,
+            data=files.data,
+            tokens=files.tokens,
+            checkpoint=await self._context.checkpoint(job, round_.checkpoint),
+            recipe=job.spec.recipe,
+            job=job.id,
+            round=round_.index,
+            shard=shard,
+            shards=job.spec.shards,
+        )
+
+    async def _update_path(self, job: Job, unit: Unit):  # type: ignore[no-untyped-def]
+        recipe = job.spec.recipe
+        limit = encoded_size(job.spec.parameters, recipe.codec_bits, recipe.codec_block)
+        return await self._context.bulk.fetch(unit.update, max_bytes=limit)
+
+    def _job(self, job: str) -> Job:
+        found = self._context.state.job(job)
+        if found is None:
+            raise RuleError(f"job {job[:16]} is not on the ledger")
+        return found
+
+    def _round(self, action: Action) -> Round:
+        found = self._context.state.round(action.job, action.round)
+        if found is None:
+            raise RuleError(f"round {action.round} of job {action.job[:16]} is not on the ledger")
+        return found
+
+    def _unit(self, action: Action) -> Unit:
+        found = self._context.state.unit(action.job, action.round, action.slot)
+        if found is None:
+            raise RuleError(f"slot {action.slot} of round {action.round} is not on the ledger")
+        return found
+
+    def _revealed(self, action: Action) -> list[Unit]:
+        units = (self._context.state.unit(action.job, action.round, slot) for slot in self._round(action).units)
+        return [unit for unit in units if unit is not None and unit.update]

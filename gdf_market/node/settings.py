@@ -1,0 +1,79 @@
+"""Settings of a node: flag over ``GDF_*`` environment over ``config.toml`` over default."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from gdf_market.errors import UsageError
+from gdf_market.units import CREDIT
+
+_config_file: list[Path] = []  # set around construction; pydantic-settings builds its sources in a class method
+
+
+def default_data_dir() -> Path:
+    """Return the platform's data folder for this program."""
+    return Path(platformdirs.user_data_dir("gdf-market", appauthor=False))
+
+
+class Settings(BaseSettings):
+    """One field per setting; the same names serve as ``GDF_<NAME>`` and in ``config.toml``."""
+
+    model_config = SettingsConfigDict(env_prefix="GDF_", extra="ignore")
+
+    listen_host: str = "127.0.0.1"
+    listen_port: int = Field(default=0, ge=0, le=65_535)
+    bulk_port: int = Field(default=0, ge=0, le=65_535)
+    bootstrap: list[str] = []
+    device_class: str = "cpu-fp32"
+    threads: int = Field(default=0, ge=0, le=1_024)  # torch threads; 0 lets torch choose
+    min_price: int = Field(default=CREDIT // 10, ge=1)  # micro-credits per unit this worker asks for
+    units: int = Field(default=1, ge=1, le=64)  # units per round this worker offers
+    max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    log_level: str = "warning"
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings, env_settings, _TomlSource(settings_cls))
+
+
+class _TomlSource(PydanticBaseSettingsSource):
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        raise AssertionError("values come from __call__")
+
+    def __call__(self) -> dict[str, Any]:
+        path = _config_file[-1] if _config_file else None
+        if path is None or not path.exists():
+            return {}
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} is not valid TOML: {error}") from None
+
+
+def load_settings(config: Path, **flags: Any) -> Settings:
+    """Return the settings for a data folder; ``flags`` that are None count as not given.
+
+    Raises UsageError naming the setting and the value that does not fit.
+    """
+    _config_file.append(config)
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        raise UsageError(f"setting {name}={first['input']!r}: {first['msg']}") from None
+    finally:
+        _config_file.pop()
