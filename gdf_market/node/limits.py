@@ -1,0 +1,96 @@
+"""Every limit that a stranger on the network can reach, in one place, and the token bucket that meters them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+# Connections
+MAX_CONNECTIONS = 160  # of one host, both directions
+MAX_INBOUND = 128  # sockets accepted at once, finished log-ins or not
+MAX_PER_ADDRESS = 8  # inbound sockets from one IPv4 address or IPv6 /64
+MAX_PER_LOOPBACK = 64  # nodes of one machine share 127.0.0.1
+HANDSHAKE_S = 5.0  # log-in (Noise, Yamux) must be over by then
+DIAL_S = 8.0
+MAX_STREAMS_PER_PEER = 32  # inbound streams alive at once on one connection
+MAX_UNREAD_BYTES = 4 << 20  # received on one connection and not yet read by a handler
+MAX_YAMUX_FRAME = 1 << 20
+PING_EVERY_S = 3.0
+GOODBYE_S = 2.0
+PING_TIMEOUT_S = 7.0  # a silent peer is gone after at most PING_EVERY_S + PING_TIMEOUT_S
+IDLE_PEER_S = 60.0  # a connection that neither links nor gossips is closed
+
+# Links: the pair of frame streams between two nodes
+MESH_PEERS = 12  # links a node tries to have
+MAX_LINKS = 64  # links a node accepts
+MAX_FRAME_BYTES = 65_536  # payload of one frame
+MAX_HELLO_BYTES = 16_384
+HELLO_S = 10.0  # after the stream is open
+HELLOS_PER_S, HELLOS_BURST = 1.0, 20.0  # repeated hellos (news of peers and of the bulk host)
+FRAMES_PER_S, FRAMES_BURST = 1_000.0, 4_000.0  # accepted from one peer
+BYTES_PER_S, BYTES_BURST = float(16 << 20), float(32 << 20)
+PACE = 0.5  # share of the two rates above that this node itself sends at most
+QUEUE_FRAMES = 4_096  # waiting for one peer
+QUEUE_BYTES = 16 << 20
+WRITE_S = 10.0  # one write that hangs longer closes the connection
+PIECE_BYTES = 65_524  # largest write that is one Yamux frame
+
+# Who is known and who is not wanted
+MAX_HELLO_PEERS = 16
+MAX_ADDRESSES = 4  # per peer
+MAX_ADDRESS_TEXT = 200
+MAX_KNOWN_PEERS = 1_024
+MAX_BANNED = 1_024
+BAN_S = 60.0
+OTHER_NETWORK_S = 600.0
+REDIAL_FIRST_S, REDIAL_MAX_S = 0.5, 60.0
+
+# Gossip
+MAX_ORDER_BYTES = 65_536
+MAX_RPC_BYTES = 1 << 20  # the protocol's default: peers may batch
+RPCS_PER_S, RPCS_BURST = 400.0, 4_000.0
+RPC_BYTES_PER_S, RPC_BYTES_BURST = float(4 << 20), float(16 << 20)
+BAD_MESSAGES_PER_S, BAD_MESSAGES_BURST = 1.0, 32.0  # badly signed, or refused by the order book
+ANNOUNCE_EVERY_S = 30.0
+
+# Blobs
+SERVING_SLOTS = 16  # requests answered at once
+SLOTS_PER_PEER = 4
+REQUEST_BYTES = 1_024
+CHUNK_S = 20.0  # one chunk must have arrived by then
+IDLE_STREAM_S = 60.0
+LANES = 3  # streams to one source
+MAX_SOURCES = 64
+MAX_FETCHES = 4  # at once
+BAD_CHUNKS = 3  # then the source is banned
+ENDGAME_S = 3.0  # a chunk awaited longer is asked from another source too
+NO_PROGRESS_S = 60.0
+SOURCE_BAN_S = 600.0
+
+
+@dataclass
+class Bucket:
+    """Token bucket: ``per_s`` tokens a second, at most ``burst`` saved up; the clock is an argument."""
+
+    per_s: float
+    burst: float
+    tokens: float = math.inf  # full at first use
+    at: float = 0.0
+
+    def take(self, amount: float, now: float) -> bool:
+        """Take ``amount`` tokens, or none and return False."""
+        self._fill(now)
+        if self.tokens < amount:
+            return False
+        self.tokens -= amount
+        return True
+
+    def spend(self, amount: float, now: float) -> float:
+        """Take ``amount`` tokens, on credit if need be; return the seconds to wait before the next."""
+        self._fill(now)
+        self.tokens -= amount
+        return max(0.0, -self.tokens / self.per_s)
+
+    def _fill(self, now: float) -> None:
+        self.tokens = min(self.burst, self.tokens + (now - self.at) * self.per_s)
+        self.at = now
