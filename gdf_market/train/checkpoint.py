@@ -51,3 +51,8 @@ def unpack(data: bytes, n: int) -> tuple[Floats, Floats]:
     momentum = values[n:] if moving else np.zeros(n, np.float32)
     ensure(not moving or bool(momentum.any()), MalformedError("checkpoint stores a momentum that is all zero"))
     return parameters, momentum
+
+
+def packed_size(n: int) -> int:
+    """Return the most bytes that a checkpoint of ``n`` parameters has."""
+    return _HEADER.size + 8 * n

@@ -15,8 +15,8 @@ from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
 from gdf_market.train.graph import DTYPES, MAX_RANK
 from gdf_market.train.interpreter import ProgramModule
 from gdf_market.train.program import Program
+from gdf_market.train.protocol import DEFAULT_MEMORY_BYTES
 
-DEFAULT_MEMORY_BYTES = 16 * 2**30
 STATE_COPIES = 5  # parameters, gradients, two moments and the checkpoint
 
 

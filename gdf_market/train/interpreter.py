@@ -35,7 +35,7 @@ class ProgramModule(nn.Module):
         self.program = program
         self.weights = nn.ParameterList([nn.Parameter(tensor.to(device)) for tensor in weights])
         self._constants = [program.constants[name].to(device) for name in program.graph.constants]
-        self._device = torch.device(device)
+        self.device = torch.device(device)
         self._steps = _compile(program)
 
     def load(self, flat: Floats) -> None:
@@ -68,7 +68,7 @@ class ProgramModule(nn.Module):
         if isinstance(argument, Value):
             return values[argument.index]
         if argument is DEVICE:
-            return self._device
+            return self.device
         if isinstance(argument, list):
             return [self._bind(item, values) for item in argument]
         return argument

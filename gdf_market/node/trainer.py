@@ -1,0 +1,205 @@
+"""The node's side of training: typed calls to the runner, one at a time (see runner_process)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TypedDict
+
+from gdf_market.messages import Flag, Recipe, Rejected
+from gdf_market.node.runner_process import SILENCE_TIMEOUT_S, RunnerProcess
+from gdf_market.train import protocol
+
+COMMAND = (sys.executable, "-P", "-m", "gdf_market.train.runner")  # -P: the current folder is no place to import from
+
+
+class _Resources(TypedDict):
+    threads: int
+    device: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class UnitRequest:
+    """What a unit is computed from; paths of local files."""
+
+    program: Path
+    data: Path
+    tokens: Path
+    checkpoint: Path
+    recipe: Recipe
+    job: str
+    round: int
+    shard: int
+    shards: int
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    update: Path
+    sketches: tuple[tuple[int, ...], ...]
+    loss_first: float
+    loss_last: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AuditResult:
+    excess_ppb: int
+    distance_ppb: int
+    sketches: tuple[tuple[int, ...], ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class OutcomeResult:
+    """The fields of messages.Outcome but the checkpoint's id; ``checkpoint`` is the file."""
+
+    checkpoint: Path
+    included: tuple[int, ...]
+    rejected: tuple[Rejected, ...]
+    merit_ppm: tuple[int, ...]
+    cosine_ppm: tuple[int, ...]
+    suspicion: tuple[int, ...]
+    flags: tuple[Flag, ...]
+
+
+class Trainer:
+    """An async context manager; its methods raise TrainerError, and a cancelled one kills the runner.
+
+    Use: ``async with Trainer(threads=2) as trainer: await trainer.train(...)``.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int = 1,
+        device: str = "cpu",
+        memory_bytes: int = protocol.DEFAULT_MEMORY_BYTES,
+        silence_timeout_s: float = SILENCE_TIMEOUT_S,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        self._resources = _Resources(threads=threads, device=device, memory_bytes=memory_bytes)
+        environment = {"GDF_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+        self._runner = RunnerProcess(command, environment, silence_timeout_s)
+
+    async def __aenter__(self) -> Trainer:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.stop()
+
+    @property
+    def pid(self) -> int | None:
+        """The runner's process id, while it runs."""
+        return self._runner.pid
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """(steps done, steps) of the request at work, for display."""
+        return self._runner.progress
+
+    async def train(self, request: UnitRequest, *, out: Path, poison: str = "") -> TrainResult:
+        """Run a unit and write its encoded update to ``out``."""
+        message = protocol.TrainRequest(**_unit(request, self._resources), out=_text(out), poison=poison)
+        reply = await self._runner.ask(message, protocol.TrainReply)
+        return TrainResult(Path(reply.update_path), reply.sketches, reply.loss_first, reply.loss_last, reply.seconds)
+
+    async def audit(self, request: UnitRequest, *, claim: Path) -> AuditResult:
+        """Run a unit again and measure how far the encoded update ``claim`` is from it."""
+        message = protocol.AuditRequest(**_unit(request, self._resources), claim=_text(claim))
+        reply = await self._runner.ask(message, protocol.AuditReply)
+        return AuditResult(reply.excess_ppb, reply.distance_ppb, reply.sketches, reply.seconds)
+
+    async def outcome(
+        self,
+        *,
+        program: Path,
+        checkpoint: Path,
+        recipe: Recipe,
+        updates: Mapping[int, Path],
+        shards: Mapping[int, int],
+        out: Path,
+    ) -> OutcomeResult:
+        """Compute a round's outcome from its updates by slot and write the next checkpoint to ``out``."""
+        message = protocol.OutcomeRequest(
+            **self._resources,
+            program=_text(program),
+            checkpoint=_text(checkpoint),
+            recipe=recipe,
+            updates={slot: _text(path) for slot, path in updates.items()},
+            shards=dict(shards),
+            out=_text(out),
+        )
+        reply = await self._runner.ask(message, protocol.OutcomeReply)
+        return OutcomeResult(
+            checkpoint=Path(reply.checkpoint_path),
+            included=reply.included,
+            rejected=reply.rejected,
+            merit_ppm=reply.merit_ppm,
+            cosine_ppm=reply.cosine_ppm,
+            suspicion=reply.suspicion,
+            flags=reply.flags,
+        )
+
+    async def evaluate(self, program: Path, data: Path, tokens: Path, checkpoint: Path) -> int:
+        """Return the validation loss of a checkpoint in micro-nats."""
+        message = protocol.EvaluateRequest(
+            **self._resources,
+            program=_text(program),
+            data=_text(data),
+            tokens=_text(tokens),
+            checkpoint=_text(checkpoint),
+        )
+        return (await self._runner.ask(message, protocol.EvaluateReply)).loss_e6
+
+    async def probe(
+        self, *, program: Path, data: Path, tokens: Path, checkpoint: Path, recipe: Recipe, steps: int = 5
+    ) -> float:
+        """Return the seconds that one step of the job takes here."""
+        message = protocol.ProbeRequest(
+            **self._resources,
+            program=_text(program),
+            data=_text(data),
+            tokens=_text(tokens),
+            checkpoint=_text(checkpoint),
+            recipe=recipe,
+            steps=steps,
+        )
+        return (await self._runner.ask(message, protocol.ProbeReply)).seconds_per_step
+
+
+class _UnitFields(_Resources):
+    program: str
+    data: str
+    tokens: str
+    checkpoint: str
+    recipe: Recipe
+    job: str
+    round: int
+    shard: int
+    shards: int
+
+
+def _unit(request: UnitRequest, resources: _Resources) -> _UnitFields:
+    return _UnitFields(
+        **resources,
+        program=_text(request.program),
+        data=_text(request.data),
+        tokens=_text(request.tokens),
+        checkpoint=_text(request.checkpoint),
+        recipe=request.recipe,
+        job=request.job,
+        round=request.round,
+        shard=request.shard,
+        shards=request.shards,
+    )
+
+
+def _text(path: Path) -> str:
+    return str(path.absolute())

@@ -1,0 +1,56 @@
+"""Cheats, for test networks: what a worker would hand in that saves work or does harm.
+
+The sketches are those the cheat would plausibly commit to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from gdf_market.messages import Recipe
+from gdf_market.train.data import Batch
+from gdf_market.train.unit import Sketch, UnitRun
+
+Floats = npt.NDArray[np.float32]
+Run = Callable[[Iterable[Batch]], UnitRun]
+
+
+def run_poisoned(
+    kind: str, run: Run, batches: Iterable[Batch], n: int, recipe: Recipe, vocab: int, sketch: Sketch
+) -> UnitRun:
+    """Return what a cheat of ``kind`` hands in; ``run`` does an honest unit on the batches it is given."""
+    if kind == "label-flip":
+        return run(_flipped(batches, vocab))
+    if kind == "noise":
+        return _noise(n, recipe, sketch)
+    if kind == "lazy":
+        return _half(run, batches, recipe)
+    assert kind == "sign-flip"
+    honest = run(batches)
+    negated = tuple(tuple(-value for value in sketch) for sketch in honest.sketches)  # a sketch is linear
+    return dataclasses.replace(honest, delta=-honest.delta, sketches=negated)
+
+
+def _flipped(batches: Iterable[Batch], vocab: int) -> Iterator[Batch]:
+    for inputs, targets in batches:
+        yield inputs, vocab - 1 - targets
+
+
+def _half(run: Run, batches: Iterable[Batch], recipe: Recipe) -> UnitRun:
+    """Do half of the steps and repeat the last sketch for those left out."""
+    kept = [batch for step, batch in enumerate(batches) if step < max(1, recipe.steps // 2)]
+    done = run(kept)
+    missing = recipe.steps - len(done.sketches)
+    return dataclasses.replace(done, sketches=done.sketches + missing * done.sketches[-1:])
+
+
+def _noise(n: int, recipe: Recipe, sketch: Sketch) -> UnitRun:
+    """Compute nothing: a random update about as large as an honest one, growing evenly over the steps."""
+    scale = recipe.lr_e9 / 1e9 * recipe.steps / 4
+    delta = (np.random.Generator(np.random.PCG64(n)).standard_normal(n) * scale).astype(np.float32)
+    parts = (np.float32((step + 1) / recipe.steps) * delta for step in range(recipe.steps))
+    return UnitRun(delta, tuple(sketch(part) for part in parts), 0.0, 0.0)

@@ -1,0 +1,134 @@
+"""Requests and replies between a node and its runner, one JSON object per line; no torch.
+
+Both ends are on one machine and of one version, so numbers here may be floats.
+Paths are absolute.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from gdf_market.codec import Hash, Positive, Record, UInt
+from gdf_market.messages import MAX_SHARDS, MAX_STEPS, Flag, Recipe, Rejected, Slot
+
+MAX_LINE_BYTES = 8 * 2**20  # a reply with the sketches of 1000 steps is about 0.6 MB
+POISONS = ("", "sign-flip", "label-flip", "lazy", "noise")
+DEFAULT_MEMORY_BYTES = 16 * 2**30
+
+Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
+Device = Annotated[str, msgspec.Meta(pattern=r"\A(cpu|cuda(:[0-9]{1,2})?)\Z")]
+
+
+class Request(Record, frozen=True, kw_only=True, tag_field="op"):
+    """What every request may say about resources; ``threads`` 0 means GDF_THREADS, or 1."""
+
+    threads: Annotated[int, msgspec.Meta(ge=0, le=1_024)] = 0
+    device: Device = "cpu"
+    memory_bytes: Positive = DEFAULT_MEMORY_BYTES
+
+
+class UnitFields(Request, frozen=True, kw_only=True):
+    """What a unit is a pure function of."""
+
+    program: Path
+    data: Path
+    tokens: Path
+    checkpoint: Path
+    recipe: Recipe
+    job: Hash
+    round: UInt
+    shard: UInt
+    shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+
+
+class TrainRequest(UnitFields, frozen=True, kw_only=True, tag="train"):
+    out: Path
+    poison: Annotated[str, msgspec.Meta(pattern=r"\A(sign-flip|label-flip|lazy|noise)?\Z")] = ""
+
+
+class AuditRequest(UnitFields, frozen=True, kw_only=True, tag="audit"):
+    claim: Path
+
+
+class OutcomeRequest(Request, frozen=True, kw_only=True, tag="outcome"):
+    program: Path
+    checkpoint: Path
+    recipe: Recipe
+    updates: dict[Slot, Path]
+    shards: dict[Slot, UInt]
+    out: Path
+
+
+class EvaluateRequest(Request, frozen=True, kw_only=True, tag="evaluate"):
+    program: Path
+    data: Path
+    tokens: Path
+    checkpoint: Path
+
+
+class ProbeRequest(Request, frozen=True, kw_only=True, tag="probe"):
+    program: Path
+    data: Path
+    tokens: Path
+    checkpoint: Path
+    recipe: Recipe
+    steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 5
+
+
+AnyRequest = TrainRequest | AuditRequest | OutcomeRequest | EvaluateRequest | ProbeRequest
+
+Sketches = tuple[tuple[int, ...], ...]
+
+
+class TrainReply(Record, frozen=True, kw_only=True):
+    """``sketches[i]`` is the sketch after step i; losses are those of the first and last step."""
+
+    update_path: str
+    sketches: Sketches
+    loss_first: float
+    loss_last: float
+    seconds: float
+
+
+class AuditReply(Record, frozen=True, kw_only=True):
+    excess_ppb: UInt
+    distance_ppb: UInt
+    sketches: Sketches
+    seconds: float
+
+
+class OutcomeReply(Record, frozen=True, kw_only=True):
+    """The fields of messages.Outcome except the checkpoint's blob id, and where the checkpoint lies."""
+
+    checkpoint_path: str
+    included: tuple[int, ...]
+    rejected: tuple[Rejected, ...]
+    merit_ppm: tuple[int, ...]
+    cosine_ppm: tuple[int, ...]
+    suspicion: tuple[int, ...]
+    flags: tuple[Flag, ...]
+
+
+class EvaluateReply(Record, frozen=True, kw_only=True):
+    loss_e6: int  # mean validation loss in micro-nats
+
+
+class ProbeReply(Record, frozen=True, kw_only=True):
+    seconds_per_step: float
+    memory_bytes: int  # upper bound of what a step takes
+
+
+class Progress(Record, frozen=True, kw_only=True):
+    """Step ``progress`` of ``of`` is done."""
+
+    progress: int
+    of: int
+
+
+class Failure(Record, frozen=True, kw_only=True):
+    """``kind`` is the class name of the error."""
+
+    error: str
+    kind: str
