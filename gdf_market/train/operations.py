@@ -1,19 +1,24 @@
-"""The operations of a runner: files in, files and numbers out.  Part of the process entry, like ``runner``."""
+"""The operations of a runner: files in, files and numbers out.
+
+What belongs to verification comes in as functions (``Verification``), because
+``verifier`` is built on this package and not the other way round.
+"""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from gdf_market.codec import decode
 from gdf_market.errors import MalformedError, OversizedError, StorageError, ensure
-from gdf_market.messages import Recipe
+from gdf_market.messages import Flag, Recipe, Rejected
 from gdf_market.train.checkpoint import packed_size, unpack
 from gdf_market.train.codec import encode_update, encoded_size
 from gdf_market.train.data import Batch, DataManifest, Tokens, evaluation_batches, load_tokens, unit_batches
@@ -35,10 +40,7 @@ from gdf_market.train.protocol import (
     TrainRequest,
     UnitFields,
 )
-from gdf_market.train.unit import Report, UnitRun, evaluate, run_unit
-from verifier.outcome import compute_outcome
-from verifier.sketch import sketch
-from verifier.verdict import measure
+from gdf_market.train.unit import Report, Sketch, UnitRun, evaluate, run_unit
 
 MAX_MANIFEST_BYTES = 65_536
 EVALUATION_BATCH = 8  # rows, where the program does not say
@@ -47,10 +49,48 @@ Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
 
 
+class Distances(Protocol):
+    """verifier.verdict.Distances"""
+
+    @property
+    def excess_ppb(self) -> int: ...
+    @property
+    def distance_ppb(self) -> int: ...
+
+
+class Outcome(Protocol):
+    """verifier.outcome.OutcomeResult"""
+
+    @property
+    def checkpoint(self) -> bytes: ...
+    @property
+    def included(self) -> tuple[int, ...]: ...
+    @property
+    def rejected(self) -> tuple[Rejected, ...]: ...
+    @property
+    def merit_ppm(self) -> tuple[int, ...]: ...
+    @property
+    def cosine_ppm(self) -> tuple[int, ...]: ...
+    @property
+    def suspicion(self) -> tuple[int, ...]: ...
+    @property
+    def flags(self) -> tuple[Flag, ...]: ...
+
+
+@dataclass(frozen=True)
+class Verification:
+    """verifier.sketch.sketch, verifier.verdict.measure and verifier.outcome.compute_outcome."""
+
+    sketch: Sketch
+    measure: Callable[[bytes, Floats, int, int], Distances]
+    outcome: Callable[[bytes, Mapping[int, bytes], Mapping[int, int], Recipe, int], Outcome]
+
+
 class Operations:
     """Performs requests; keeps the last program and token file, which stay the same from unit to unit."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, verification: Verification, report: Report) -> None:
+        self._verification = verification
         self._report = report
         self._programs = _Kept(_load_program)
         self._tokens = _Kept(_load_data)
@@ -83,7 +123,7 @@ class Operations:
         started, recipe = time.perf_counter(), request.recipe
         run = self._run(request, "")
         claim = _read(request.claim, encoded_size(run.delta.size, recipe.codec_bits, recipe.codec_block))
-        distances = measure(claim, run.delta, recipe.codec_bits, recipe.codec_block)
+        distances = self._verification.measure(claim, run.delta, recipe.codec_bits, recipe.codec_block)
         return AuditReply(
             excess_ppb=distances.excess_ppb,
             distance_ppb=distances.distance_ppb,
@@ -98,7 +138,8 @@ class Operations:
         limit = encoded_size(n, recipe.codec_bits, recipe.codec_block)
         # one byte more than an update may have: what is longer does not decode, and is rejected as such
         updates = {slot: _read(path, limit + 1, cut=True) for slot, path in request.updates.items()}
-        result = compute_outcome(_read(request.checkpoint, packed_size(n)), updates, request.shards, recipe, n)
+        checkpoint = _read(request.checkpoint, packed_size(n))
+        result = self._verification.outcome(checkpoint, updates, request.shards, recipe, n)
         _write(request.out, result.checkpoint)
         return OutcomeReply(
             checkpoint_path=request.out,
@@ -134,9 +175,15 @@ class Operations:
             batch=request.recipe.batch,
         )
         marks: list[float] = []
-        parameters = _parameters(request.checkpoint, program)
-        _unit(
-            program, parameters, batches, request.recipe, request, lambda _done, _of: marks.append(time.perf_counter())
+        run_unit(
+            program,
+            _parameters(request.checkpoint, program),
+            batches,
+            request.recipe,
+            sketch=self._verification.sketch,
+            threads=_threads(request),
+            device=request.device,
+            report=lambda _done, _of: marks.append(time.perf_counter()),
         )
         return ProbeReply(
             seconds_per_step=(marks[-1] - marks[0]) / request.steps,
@@ -160,10 +207,19 @@ class Operations:
         )
 
         def run(given: Iterable[Batch]) -> UnitRun:
-            return _unit(program, parameters, given, recipe, request, self._report)
+            return run_unit(
+                program,
+                parameters,
+                given,
+                recipe,
+                sketch=self._verification.sketch,
+                threads=_threads(request),
+                device=request.device,
+                report=self._report,
+            )
 
         if poison:
-            return run_poisoned(poison, run, batches, program.size, recipe, manifest.vocab, sketch)
+            return run_poisoned(poison, run, batches, program.size, recipe, manifest.vocab, self._verification.sketch)
         return run(batches)
 
 
@@ -197,21 +253,6 @@ def _fits(program: Program, batch: int, manifest: DataManifest, request: Request
     given = [(sample.dtype, sample.shape) for sample in program.graph.samples]
     ensure(given == wanted, MalformedError(f"the program takes {given}, the data gives {wanted}"))
     return dry_run(program, batch, request.memory_bytes)
-
-
-def _unit(
-    program: Program, parameters: Floats, batches: Iterable[Batch], recipe: Recipe, request: Request, report: Report
-) -> UnitRun:
-    return run_unit(
-        program,
-        parameters,
-        batches,
-        recipe,
-        sketch=sketch,
-        threads=_threads(request),
-        device=request.device,
-        report=report,
-    )
 
 
 def _parameters(path: str, program: Program) -> Floats:

@@ -3,8 +3,7 @@
 One JSON request per line on standard input, one JSON reply per line on
 standard output, with progress lines before it.  A request that fails is
 answered with an error line; the process ends when its input does.  As a
-process entry it may also use ``verifier``, which the rest of this package does
-not.
+process entry it stands above the packages and brings ``verifier`` in.
 """
 
 from __future__ import annotations
@@ -20,8 +19,11 @@ import msgspec
 import psutil
 
 from gdf_market.errors import GdfError
-from gdf_market.train.operations import Operations
+from gdf_market.train.operations import Operations, Verification
 from gdf_market.train.protocol import MAX_LINE_BYTES, AnyRequest, Failure, Progress
+from verifier.outcome import compute_outcome
+from verifier.sketch import sketch
+from verifier.verdict import measure
 
 
 def serve(source: BinaryIO, target: BinaryIO) -> None:
@@ -32,7 +34,9 @@ def serve(source: BinaryIO, target: BinaryIO) -> None:
         target.write(encoder.encode(message) + b"\n")
         target.flush()
 
-    operations = Operations(report=lambda done, of: send(Progress(progress=done, of=of)))
+    operations = Operations(
+        Verification(sketch, measure, compute_outcome), lambda done, of: send(Progress(progress=done, of=of))
+    )
     while line := source.readline(MAX_LINE_BYTES + 1):
         if len(line) > MAX_LINE_BYTES:
             send(Failure(error=f"request beyond {MAX_LINE_BYTES} bytes", kind="OversizedError"))
