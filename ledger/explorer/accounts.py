@@ -1,0 +1,143 @@
+"""The account list and the account page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from contracts.records import Account, Bid, Genesis, Network, Reputation
+from contracts.state import account_key
+from ledger.explorer.queries import Reader
+from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
+from ledger.explorer.totals import Locked, Totals
+
+MAX_BIDS = 50
+MAX_CLASSES = 50
+LATEST_ENTRIES = 10
+
+
+@dataclass(frozen=True)
+class AccountLine:
+    """One account as a line of the list; amounts in micro-credits."""
+
+    account: str
+    balance: int
+    stake: int
+    bonds: int
+    held: int
+    validator: bool
+
+
+@dataclass(frozen=True)
+class AccountList:
+    """One page of accounts by id; ``next_after`` is None on the last page."""
+
+    accounts: list[AccountLine]
+    after: str
+    next_after: str | None
+
+
+@dataclass(frozen=True)
+class BalanceLine:
+    """One event that names the account; ``change`` is what it did to the balance, which then was ``balance``."""
+
+    event: EventView
+    change: int
+    balance: int
+
+
+@dataclass(frozen=True)
+class AccountPage:
+    """Everything the ledger holds of one account.
+
+    ``moves`` is the sum of what all events did to the balance, so
+    ``genesis_balance + moves`` must equal ``balance``.
+    """
+
+    account: str
+    balance: int
+    stake: int
+    validator: bool
+    bid_bonds: int
+    audit_bonds: int
+    held: int
+    earned: int
+    units: dict[str, int]
+    genesis_balance: int
+    moves: int
+    reputation: dict[str, Reputation]
+    bids: list[Bid]
+    history: list[BalanceLine]
+    next_before: int | None
+    entries: list[EntryView]
+
+
+def load_list(reader: Reader, totals: Totals, limit: int, after: str) -> AccountList:
+    """Return one page of accounts."""
+    found = reader.records_under("account/", Account, limit + 1, f"account/{after}" if after else "")
+    network = reader.record("network", Network)
+    validators = network.validators if network else ()
+    lines = [
+        _line(key.removeprefix("account/"), account, totals, validators) for key, account in list(found.items())[:limit]
+    ]
+    return AccountList(lines, after, lines[-1].account if len(found) > limit else None)
+
+
+def _line(name: str, account: Account, totals: Totals, validators: Sequence[str]) -> AccountLine:
+    locked = totals.locked.get(name, Locked())
+    return AccountLine(
+        account=name,
+        balance=account.balance,
+        stake=account.stake,
+        bonds=locked.bid_bonds + locked.audit_bonds,
+        held=locked.held,
+        validator=name in validators,
+    )
+
+
+def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | None) -> AccountPage | None:
+    """Return an account's page with ``limit`` events before event ``before``; None if the ledger never saw it."""
+    account = reader.record(account_key(name), Account)
+    entries = reader.entries(LATEST_ENTRIES, author=name)
+    if account is None and not entries:
+        return None
+    own, locked = account or Account(), totals.locked.get(name, Locked())
+    network = reader.record("network", Network)
+    reputation = reader.records_under(f"reputation/{name}/", Reputation, MAX_CLASSES)
+    rows = reader.events(limit, account=name, before=before)
+    more = bool(rows) and bool(reader.events(1, account=name, before=rows[-1].id))
+    return AccountPage(
+        account=name,
+        balance=own.balance,
+        stake=own.stake,
+        validator=network is not None and name in network.validators,
+        bid_bonds=locked.bid_bonds,
+        audit_bonds=locked.audit_bonds,
+        held=locked.held,
+        earned=locked.paid,
+        units=dict(locked.units),
+        genesis_balance=_genesis_balance(reader.genesis(), name),
+        moves=reader.balance_moves(name, 0),
+        reputation={key.rsplit("/", 1)[1]: value for key, value in reputation.items()},
+        bids=list(reader.records_ending("bid", name, Bid, MAX_BIDS).values()),
+        history=_history(reader, name, own.balance, event_views(reader, rows)),
+        next_before=rows[-1].id if more else None,
+        entries=entry_views(reader, entries),
+    )
+
+
+def _genesis_balance(genesis: Genesis, name: str) -> int:
+    return sum(allocation.balance for allocation in genesis.allocations if allocation.account == name)
+
+
+def _history(reader: Reader, name: str, balance: int, events: list[EventView]) -> list[BalanceLine]:
+    """Return events newest first with the balance after each, counted back from the balance now."""
+    lines: list[BalanceLine] = []
+    if not events:
+        return lines
+    after = balance - reader.balance_moves(name, events[0].id + 1)
+    for event in events:
+        change = event.amount * ((event.target == name) - (event.source == name))
+        lines.append(BalanceLine(event, change, after))
+        after -= change
+    return lines

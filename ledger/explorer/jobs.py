@@ -1,0 +1,138 @@
+"""The job list and the job page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.records import Bid, Job
+from contracts.state import job_key
+from gdf_market.messages import JobPost, Recipe
+from gdf_market.units import PPM
+from ledger.explorer.auction import BidLine, Clearing, bid_lines, clearing
+from ledger.explorer.charts import Bar, LineChart, loss_chart, waterfall
+from ledger.explorer.escrow import Budget, Statement, job_budget, job_statements
+from ledger.explorer.overview import JobLine, job_lines
+from ledger.explorer.present import credits_text, duration, number, percent
+from ledger.explorer.queries import Reader
+from ledger.explorer.rounds import RoundView, latest_rounds, losses, round_views
+from ledger.explorer.rows import EventView, event_views
+
+ROUNDS_PER_PAGE = 12
+LATEST_EVENTS = 12
+MAX_BIDDERS = 256
+
+
+@dataclass(frozen=True)
+class JobList:
+    """One page of jobs, last changed first; ``next_skip`` is None on the last page."""
+
+    jobs: list[JobLine]
+    counts: dict[str, int]
+    skip: int
+    next_skip: int | None
+
+
+@dataclass(frozen=True)
+class JobPage:
+    """Everything the ledger holds of one job; amounts in micro-credits."""
+
+    job: Job
+    summary: str
+    recipe: list[tuple[str, str]]
+    budget: Budget
+    statements: tuple[Statement, Statement, Statement]
+    bars: tuple[Bar, ...]
+    bids: list[BidLine]
+    clearing: Clearing
+    deterrence: str
+    rounds: list[RoundView]
+    next_before: int | None
+    loss: list[tuple[int, int]]
+    chart: LineChart | None
+    events: list[EventView]
+
+
+def load_list(reader: Reader, counts: dict[str, int], limit: int, skip: int) -> JobList:
+    """Return one page of jobs."""
+    found = reader.latest("job", Job, limit + 1, skip) if limit < 100 else reader.latest("job", Job, limit, skip)
+    more = len(found) > limit or (limit >= 100 and len(found) == limit)
+    return JobList(job_lines(found[:limit]), counts, skip, skip + limit if more else None)
+
+
+def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPage | None:
+    """Return a job's page with ``rounds`` rounds below index ``before``; None if there is no such job."""
+    job = reader.record(job_key(job_id), Job)
+    if job is None:
+        return None
+    bids = list(reader.records_under(f"bid/{job_id}/", Bid, MAX_BIDDERS).values())
+    lines = bid_lines(job, bids)
+    held, audit_bonds = reader.held_of_job(job_id)
+    statements = job_statements(job, reader.flows(job_id), held, sum(bid.bond for bid in bids) + audit_bonds)
+    shown = latest_rounds(reader, job, rounds, before)
+    loss = losses(reader, job)
+    return JobPage(
+        job=job,
+        summary=summary(job.spec),
+        recipe=recipe_terms(job.spec.recipe),
+        budget=job_budget(job.spec),
+        statements=statements,
+        bars=_bars(statements[0]),
+        bids=lines,
+        clearing=clearing(job, bids),
+        deterrence=deterrence(job),
+        rounds=round_views(reader, shown),
+        next_before=shown[-1].index if shown and shown[-1].index > 0 else None,
+        loss=loss,
+        chart=loss_chart(loss),
+        events=event_views(reader, reader.events(LATEST_EVENTS, job=job_id)),
+    )
+
+
+def _bars(escrow: Statement) -> tuple[Bar, ...]:
+    return waterfall([(step.label, step.amount) for step in escrow.steps], ("Left in escrow", escrow.remaining))
+
+
+def summary(spec: JobPost) -> str:
+    """Return the job's terms in words."""
+    tokens = f" of {number(spec.tokens_per_unit)} tokens" if spec.tokens_per_unit else ""
+    return (
+        f"Train {number(spec.parameters)} parameters for {number(spec.rounds)} rounds of {spec.units_per_round} "
+        f"units{tokens} each on {spec.device_class}, drawing from {number(spec.shards)} data shards. "
+        f"At least {spec.min_workers} workers must take part. A unit pays at most {credits_text(spec.reserve_price)} "
+        f"credits, plus a merit share of {percent(spec.merit_ppm)} of the round's base pay. A worker locks "
+        f"{credits_text(spec.unit_bond)} credits per unit, and pay is held for {duration(spec.hold_ms)}."
+    )
+
+
+def recipe_terms(recipe: Recipe) -> list[tuple[str, str]]:
+    """Return the recipe as (term, meaning) pairs."""
+    clip = f"{recipe.clip_ppm / PPM:g}" if recipe.clip_ppm else "none"
+    return [
+        ("Inner optimizer", recipe.inner),
+        ("Inner steps per unit", number(recipe.steps)),
+        ("Samples per step", number(recipe.batch)),
+        ("Learning rate", f"{recipe.lr_e9 / 1e9:g}"),
+        ("Betas", f"{recipe.beta1_ppm / PPM:g}, {recipe.beta2_ppm / PPM:g}"),
+        ("Weight decay", f"{recipe.weight_decay_ppm / PPM:g}"),
+        ("Gradient norm limit", clip),
+        ("Re-warm-up steps", number(recipe.rewarm_steps)),
+        ("Outer learning rate", f"{recipe.outer_lr_ppm / PPM:g}"),
+        ("Outer Nesterov momentum", f"{recipe.outer_momentum_ppm / PPM:g}"),
+        ("Update codec", f"{recipe.codec_bits} bits, blocks of {recipe.codec_block}"),
+    ]
+
+
+def deterrence(job: Job) -> str:
+    """Return what the job's audit rate deters: a caught cheat loses held pay r and bond b, so p x (r + b)."""
+    spec = job.spec
+    price = job.clearing_price or spec.reserve_price
+    lost = price + spec.unit_bond
+    expected = lost * spec.audit_floor_ppm // PPM
+    covers = "more than the whole price of a unit" if expected >= price else f"{percent(expected * PPM // price)} of it"
+    return (
+        f"Every unit is audited by lottery with a chance of at least {percent(spec.audit_floor_ppm)}. A convicted "
+        f"worker loses the pay of {credits_text(price)} and the bond of {credits_text(spec.unit_bond)} credits, so "
+        f"skipping work costs {percent(spec.audit_floor_ppm)} × {credits_text(lost)} = {credits_text(expected)} "
+        f"credits on average by the lottery alone: {covers}. New workers and the most suspicious unit of each round "
+        "are audited more."
+    )

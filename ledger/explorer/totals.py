@@ -1,0 +1,157 @@
+"""Sums over the whole state: the supply check and what each account has locked or held.
+
+One pass over the records that hold credits, kept until the head moves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from contracts.records import Network
+from gdf_market.errors import StorageError
+from ledger.explorer.queries import Reader
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+POOLS = (
+    "Account.balance",
+    "Account.stake",
+    "Job.escrow",
+    "Job.audit_escrow",
+    "Bid.bond",
+    "Unit.held_pay",
+    "Unit.held_merit",
+    "Audit.bond",
+)
+
+
+class _Account(msgspec.Struct):
+    balance: int
+    stake: int
+
+
+class _Job(msgspec.Struct):
+    status: str
+    escrow: int
+    audit_escrow: int
+
+
+class _Bid(msgspec.Struct):
+    worker: str
+    bond: int
+
+
+class _Unit(msgspec.Struct):
+    worker: str
+    status: str
+    held_pay: int
+    held_merit: int
+    paid: int
+
+
+class _Audit(msgspec.Struct):
+    auditor: str
+    bond: int
+
+
+@dataclass
+class Locked:
+    """Micro-credits of one account outside its balance."""
+
+    bid_bonds: int = 0
+    audit_bonds: int = 0
+    held: int = 0
+    paid: int = 0  # pay received so far
+    units: Counter[str] = field(default_factory=Counter)  # units by status
+
+
+@dataclass(frozen=True)
+class Totals:
+    """``pools``: the eight fields that hold credits, in the order of the rules, with their sums."""
+
+    height: int
+    pools: tuple[tuple[str, int], ...]
+    supply: int
+    paid: int
+    jobs: dict[str, int]  # by status
+    units: dict[str, int]  # by status
+    locked: dict[str, Locked]
+
+    @property
+    def total(self) -> int:
+        return sum(amount for _, amount in self.pools)
+
+    def pool(self, *names: str) -> int:
+        """Return the sum of the named pools."""
+        return sum(amount for name, amount in self.pools if name in names)
+
+
+def _each(reader: Reader, kind_name: str, kind: type[S]) -> Iterator[S]:
+    decoder = msgspec.json.Decoder(kind)
+    for key, value in reader.values(kind_name):
+        try:
+            yield decoder.decode(value)
+        except msgspec.MsgspecError as error:
+            raise StorageError(f"the record {key} is damaged ({error}); run `gdf-market ledger verify`") from None
+
+
+def compute_totals(reader: Reader, height: int) -> Totals:
+    """Return the sums over the state after ``height``.  Raises StorageError on a damaged record."""
+    pools: Counter[str] = Counter()
+    locked: dict[str, Locked] = {}
+    jobs: Counter[str] = Counter()
+    units: Counter[str] = Counter()
+    for account in _each(reader, "account", _Account):
+        pools["Account.balance"] += account.balance
+        pools["Account.stake"] += account.stake
+    for job in _each(reader, "job", _Job):
+        pools["Job.escrow"] += job.escrow
+        pools["Job.audit_escrow"] += job.audit_escrow
+        jobs[job.status] += 1
+    for bid in _each(reader, "bid", _Bid):
+        pools["Bid.bond"] += bid.bond
+        locked.setdefault(bid.worker, Locked()).bid_bonds += bid.bond
+    for unit in _each(reader, "unit", _Unit):
+        pools["Unit.held_pay"] += unit.held_pay
+        pools["Unit.held_merit"] += unit.held_merit
+        units[unit.status] += 1
+        own = locked.setdefault(unit.worker, Locked())
+        own.held += unit.held_pay + unit.held_merit
+        own.paid += unit.paid
+        own.units[unit.status] += 1
+    for audit in _each(reader, "audit", _Audit):
+        pools["Audit.bond"] += audit.bond
+        locked.setdefault(audit.auditor, Locked()).audit_bonds += audit.bond
+    network = reader.record("network", Network)
+    return Totals(
+        height=height,
+        pools=tuple((name, pools[name]) for name in POOLS),
+        supply=network.supply if network else 0,
+        paid=sum(own.paid for own in locked.values()),
+        jobs=dict(jobs),
+        units=dict(units),
+        locked=locked,
+    )
+
+
+class TotalsCache:
+    """The totals of the latest head that was asked for; one thread computes, the others wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Totals | None = None
+
+    def get(self, reader: Reader) -> Totals:
+        """Return the totals for the reader's snapshot."""
+        head = reader.head()
+        height = head.height if head else 0
+        with self._lock:
+            if self._totals is None or self._totals.height != height:
+                self._totals = compute_totals(reader, height)
+            return self._totals

@@ -1,0 +1,193 @@
+"""The unit page: time line, shard proof, audits against thresholds, dispute and payment arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.parameters import DEVICE_CLASSES, Thresholds, thresholds
+from contracts.records import Audit, Dispute, Job, Round, Unit
+from contracts.state import dispute_key, job_key, round_key, unit_key
+from gdf_market import identity, vrf
+from gdf_market.errors import PeerError
+from gdf_market.messages import (
+    AuditCommit,
+    AuditOpen,
+    Commit,
+    Reveal,
+    SketchOpen,
+    commitment,
+    draw,
+    open_entry,
+    shard_alpha,
+)
+from gdf_market.units import PPM
+from ledger.explorer.checks import Check, attempt, compare
+from ledger.explorer.queries import MAX_PAGE, Reader
+from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
+from ledger.tables import EntryRow
+
+UnitBody = Commit | Reveal | AuditCommit | SketchOpen | AuditOpen
+UNIT_KINDS = ("commit", "reveal", "audit_commit", "sketch_open", "audit_open")
+MAX_UNIT_ENTRIES = 80  # a commit, a reveal and at most eight audits of three entries each, with room
+
+
+@dataclass(frozen=True)
+class TimelineItem:
+    """One moment of a unit's life; ``entry`` is the signed entry behind it, "" if a deadline or the beacon."""
+
+    time_ms: int
+    height: int
+    kind: str
+    sentence: str
+    amount: int
+    entry: str
+
+
+@dataclass(frozen=True)
+class Payment:
+    """The arithmetic of one unit's pay, in micro-credits: due = price + merit = held + paid + forfeited."""
+
+    price: int
+    included: int
+    merit_ppm: int
+    pot: int  # price x included x merit_ppm
+    share_ppm: int
+    merit: int
+    due: int
+    held: int
+    paid: int
+    forfeited: int
+    release_ms: int
+
+
+@dataclass(frozen=True)
+class UnitPage:
+    """Everything the ledger holds of one unit."""
+
+    job: str
+    title: str
+    device_class: str
+    unit: Unit
+    phase: str
+    shards: int
+    proof: str
+    checks: list[Check]
+    payment: Payment | None
+    thresholds: Thresholds | None
+    audits: list[Audit]
+    dispute: Dispute | None
+    timeline: list[TimelineItem]
+    more_events: bool
+
+
+def load(reader: Reader, job_id: str, index: int, slot: int) -> UnitPage | None:
+    """Return a unit's page; None if the job, round or unit does not exist."""
+    job = reader.record(job_key(job_id), Job)
+    entry = reader.record(round_key(job_id, index), Round)
+    unit = reader.record(unit_key(job_id, index, slot), Unit)
+    if job is None or entry is None or unit is None:
+        return None
+    audits = reader.records_under(f"audit/{job_id}/{index}/{slot}/", Audit, MAX_PAGE)
+    bodies, entries = _entries(reader, unit)
+    reveal = next((body for body in bodies if isinstance(body, Reveal) and body.author == unit.worker), None)
+    events = reader.events(MAX_PAGE, job=job_id, unit=(index, slot), oldest_first=True)
+    return UnitPage(
+        job=job_id,
+        title=job.spec.title,
+        device_class=job.spec.device_class,
+        unit=unit,
+        phase=entry.phase,
+        shards=job.spec.shards,
+        proof=reveal.proof if reveal else "",
+        checks=_evidence(job, entry, unit, reveal) if reveal else [],
+        payment=payment(job, entry, unit),
+        thresholds=_thresholds(job.spec.device_class),
+        audits=sorted(audits.values(), key=lambda audit: (audit.committed_ms, audit.auditor)),
+        dispute=reader.record(dispute_key(job_id, index, slot), Dispute),
+        timeline=_timeline(entries, event_views(reader, events)),
+        more_events=len(events) == MAX_PAGE,
+    )
+
+
+def _entries(reader: Reader, unit: Unit) -> tuple[list[UnitBody], list[EntryView]]:
+    rows = reader.unit_entries(unit.job, unit.round, unit.slot, UNIT_KINDS, MAX_UNIT_ENTRIES)
+    bodies: list[UnitBody] = []
+    matching: list[EntryRow] = []
+    for row in rows:
+        try:
+            body = open_entry(row.raw, "", check_signature=False).body
+        except PeerError:
+            continue
+        if not isinstance(body, UnitBody):
+            continue
+        if (body.round, body.slot) == (unit.round, unit.slot):
+            bodies.append(body)
+            matching.append(row)
+    return bodies, entry_views(reader, matching)
+
+
+def _evidence(job: Job, entry: Round, unit: Unit, reveal: Reveal) -> list[Check]:
+    """Return what a reader can recompute from the reveal alone."""
+    alpha = shard_alpha(job.id, entry.index, unit.slot, entry.seed)
+    opened = commitment(reveal.author, reveal.update, reveal.proof, reveal.sketch_root, reveal.salt)
+
+    def drawn() -> int:
+        beta = vrf.verify(identity.public_key(reveal.author), alpha, bytes.fromhex(reveal.proof))
+        return draw(beta, job.spec.shards)
+
+    proof = attempt("The shard proof is the worker's own", drawn, "ECVRF proof over job, round, slot and round seed")
+    checks = [compare("The reveal opens the commit", opened, unit.commit), proof]
+    if proof.valid:
+        checks.append(compare("The proof draws the recorded shard", drawn(), unit.shard))
+    return checks
+
+
+def payment(job: Job, entry: Round, unit: Unit) -> Payment | None:
+    """Return the unit's pay, None when it was not in its round's outcome."""
+    outcome = entry.outcome
+    if outcome is None or unit.slot not in outcome.included:
+        return None
+    pot = entry.price * len(outcome.included) * job.spec.merit_ppm // PPM
+    share = outcome.merit_ppm[outcome.included.index(unit.slot)]
+    merit = pot * share // PPM
+    held = unit.held_pay + unit.held_merit
+    return Payment(
+        price=entry.price,
+        included=len(outcome.included),
+        merit_ppm=job.spec.merit_ppm,
+        pot=pot,
+        share_ppm=share,
+        merit=merit,
+        due=entry.price + merit,
+        held=held,
+        paid=unit.paid,
+        forfeited=entry.price + merit - held - unit.paid,
+        release_ms=unit.release_ms,
+    )
+
+
+def _thresholds(device_class: str) -> Thresholds | None:
+    return thresholds(device_class) if device_class in DEVICE_CLASSES else None
+
+
+def _timeline(entries: list[EntryView], events: list[EventView]) -> list[TimelineItem]:
+    """Return entries and events in ledger order; what deadlines and the beacon did comes first in a block."""
+    place = {entry.id: index for index, entry in enumerate(entries)}
+    items = [
+        (
+            (entry.height, 1, entry.position, 0),
+            TimelineItem(entry.time_ms, entry.height, entry.kind, entry.sentence, 0, entry.id),
+        )
+        for entry in entries
+    ] + [
+        (
+            (event.height, 0 if not event.entry else 1, _position(entries, place, event.entry), event.id),
+            TimelineItem(event.time_ms, event.height, event.kind, event.sentence, event.amount, event.entry),
+        )
+        for event in events
+    ]
+    return [item for _, item in sorted(items, key=lambda pair: pair[0])]
+
+
+def _position(entries: list[EntryView], place: dict[str, int], entry: str) -> int:
+    return entries[place[entry]].position if entry in place else 0
