@@ -42,7 +42,8 @@ EXPLORER_MODULES = {
     *("contracts.records", "contracts.state", "contracts.auction", "contracts.parameters"),
     *("ledger.tables", "ledger.store", "ledger.block", "ledger.limits"),
 }
-TOP = ("gdf_market.commands", "gdf_market.demo", "gdf_market.__main__", "gdf_market.train.runner")  # import anything; nothing imports them
+# import anything; nothing imports them
+TOP = ("gdf_market.commands", "gdf_market.demo", "gdf_market.__main__", "gdf_market.train.runner")
 FACADE = "gdf_market/__init__.py"  # offers what owners import, loaded when it is asked for
 
 # sans-I/O cores; in ledger/ every file is one unless it is named as disk
