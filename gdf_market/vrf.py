@@ -3,7 +3,7 @@
 Rules kept here:
 1. One key and input have one output, whoever made the proof.
 2. Points and scalars are canonical; the key and gamma lie in the prime-order subgroup.  The RFC also lets a gamma
-   with a small-order part through, which no honest prover makes; refusing it keeps proofs unique per nonce.
+   with a small-order part through, which no honest prover makes; refusing it leaves one form of each proof less to consider.
 3. Inputs are public, so the time that try-and-increment takes tells nothing.
 """
 
@@ -52,21 +52,12 @@ def verify(public_key: bytes, alpha: bytes, pi: bytes) -> bytes:
     Raises SignatureError when the proof is not ``public_key``'s proof of ``alpha``, or the key is no
     canonical point of the prime-order subgroup.
     """
-    ensure(len(public_key) == 32 and _is_point(public_key), SignatureError("the VRF key is no valid Ed25519 key"))
+    ensure(len(public_key) == 32, SignatureError(f"a VRF key has 32 bytes, not {len(public_key)}"))
     gamma, challenge, s = _decode(pi)
     point = _encode_to_curve(public_key, alpha)
-    try:
-        # U = s*B - c*Y and V = s*H - c*Gamma; libsodium refuses the scalar 0, which no prover can aim for
-        u = bindings.crypto_core_ed25519_sub(
-            bindings.crypto_scalarmult_ed25519_base_noclamp(s),
-            bindings.crypto_scalarmult_ed25519_noclamp(_scalar(challenge), public_key),
-        )
-        v = bindings.crypto_core_ed25519_sub(
-            bindings.crypto_scalarmult_ed25519_noclamp(s, point),
-            bindings.crypto_scalarmult_ed25519_noclamp(_scalar(challenge), gamma),
-        )
-    except nacl.exceptions.RuntimeError:
-        raise SignatureError("the VRF proof has a zero scalar") from None
+    # U = s*B - c*Y and V = s*H - c*Gamma
+    u = bindings.crypto_core_ed25519_sub(_times(s, None, "s"), _times(_scalar(challenge), public_key, "key"))
+    v = bindings.crypto_core_ed25519_sub(_times(s, point, "s"), _times(_scalar(challenge), gamma, "gamma"))
     ensure(
         _challenge(public_key, point, gamma, u, v) == challenge,
         SignatureError(f"VRF proof {pi[:8].hex()}… does not verify under key {public_key[:8].hex()}…"),
@@ -80,14 +71,15 @@ def output(pi: bytes) -> bytes:
     Only for proofs that were verified or made here; raises SignatureError for bytes that are no proof.
     """
     gamma, _, _ = _decode(pi)
+    valid = bindings.crypto_core_ed25519_is_valid_point(gamma)
+    ensure(bool(valid), SignatureError("the VRF proof's gamma is no point of the prime-order subgroup"))
     return _gamma_to_hash(gamma)
 
 
 def _decode(pi: bytes) -> tuple[bytes, bytes, bytes]:
-    """Return (gamma, challenge, s) of an encoded proof (section 5.4.4)."""
+    """Return (gamma, challenge, s) of an encoded proof (section 5.4.4); gamma is still to be checked."""
     ensure(len(pi) == PROOF_BYTES, SignatureError(f"a VRF proof has {PROOF_BYTES} bytes, not {len(pi)}"))
     gamma, challenge, s = pi[:32], pi[32:48], pi[48:]
-    ensure(_is_point(gamma), SignatureError("the VRF proof's gamma is no valid point"))
     ensure(int.from_bytes(s, "little") < _ORDER, SignatureError("the VRF proof's s is not reduced"))
     return gamma, challenge, s
 
@@ -123,9 +115,18 @@ def _gamma_to_hash(gamma: bytes) -> bytes:
     return hashlib.sha512(_SUITE + b"\x03" + _times_cofactor(gamma) + b"\x00").digest()
 
 
-def _is_point(data: bytes) -> bool:
-    # canonical, on the curve, in the prime-order subgroup, not the identity
-    return bool(bindings.crypto_core_ed25519_is_valid_point(data))
+def _times(scalar: bytes, point: bytes | None, name: str) -> bytes:
+    """Return scalar * point (the base point if None).
+
+    libsodium refuses points that are not canonical, not on the curve or not in the prime-order subgroup, and the
+    scalar 0, which no honest prover can aim for.
+    """
+    try:
+        if point is None:
+            return bindings.crypto_scalarmult_ed25519_base_noclamp(scalar)
+        return bindings.crypto_scalarmult_ed25519_noclamp(scalar, point)
+    except nacl.exceptions.RuntimeError:
+        raise SignatureError(f"the VRF {name} is zero or no point of the prime-order subgroup") from None
 
 
 def _clamped(half: bytes) -> bytes:
