@@ -10,6 +10,7 @@ from gdf_market.units import MAX_INT, MINUTE_MS
 Verdict = Literal["pass", "grey", "fail"]
 
 MAX_TTL_MS = 60 * MINUTE_MS  # an entry expires at most this long after the block that takes it
+MAX_TEXT = 200  # characters of a reason in a record or an event
 MAX_LIVE_NONCES = 256  # per author
 MAX_PRUNED_BLOCKS = 64  # blocks whose nonces one block prunes
 
@@ -44,6 +45,11 @@ class Thresholds:
 _FP32 = Thresholds(excess_accept=100_000, excess_fail=1_000_000, sketch_accept=1_000_000, sketch_fail=10_000_000)
 _BY_DEVICE_CLASS = {"cpu-fp32": _FP32, "cuda-fp32": _FP32}
 DEVICE_CLASSES = tuple(_BY_DEVICE_CLASS)
+
+
+def thresholds(device_class: str) -> Thresholds:
+    """Return where an audit's distances pass and fail; KeyError for a device class without thresholds."""
+    return _BY_DEVICE_CLASS[device_class]
 
 
 def verdict(device_class: str, excess_ppb: int, sketch_distance_ppb: int) -> Verdict:

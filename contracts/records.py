@@ -108,6 +108,7 @@ class Bid(Record, frozen=True, kw_only=True):
     reason: Text = ""
     misses: UInt = 0  # rounds in a row with a missed deadline
     leaving: bool = False
+    unsettled: UInt = 0  # units of this worker with held pay; the bond stays while there are any
     entry: Hash
 
 

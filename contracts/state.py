@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import immutables
 import msgspec
@@ -68,6 +68,14 @@ def unit_key(job: str, index: int, slot: int) -> str:
 
 def audit_key(job: str, index: int, slot: int, auditor: str) -> str:
     return f"audit/{job}/{index}/{slot}/{auditor}"
+
+
+def unit_key_of(unit: Unit) -> str:
+    return unit_key(unit.job, unit.round, unit.slot)
+
+
+def audit_key_of(audit: Audit) -> str:
+    return audit_key(audit.job, audit.round, audit.slot, audit.auditor)
 
 
 def dispute_key(job: str, index: int, slot: int) -> str:
@@ -214,13 +222,8 @@ class Draft(View):
 
     def update(self, key: str, **changes: Any) -> None:
         """Replace fields of the record that is under ``key`` now."""
-        self.put(key, msgspec.structs.replace(present(self.records.get(key)), **changes))
-
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Note an event of the entry being applied, or of a deadline."""
-        if "reason" in fields:
-            fields["reason"] = fields["reason"][:200]
-        self.events.append(Event(kind=kind, entry=self.entry, **fields))
+        record = present(self.records.get(key))
+        self.put(key, cast(StateRecord, msgspec.structs.replace(record, **changes)))
 
     def mark(self) -> Mark:
         """Return a point to roll back to."""
@@ -252,9 +255,7 @@ def genesis_state(genesis: Genesis) -> State:
     for account in (*accounts, *genesis.validators):
         identity.public_key(account)
     ensure(len(set(accounts)) == len(accounts), UsageError("the genesis allocates credits to one account twice"))
-    ensure(
-        len(set(genesis.validators)) == len(genesis.validators), UsageError("the genesis lists one validator twice")
-    )
+    ensure(len(set(genesis.validators)) == len(genesis.validators), UsageError("the genesis lists one validator twice"))
     supply = sum(allocation.balance + allocation.stake for allocation in genesis.allocations)
     ensure(supply <= MAX_INT, UsageError(f"the genesis allocates {supply} micro-credits; at most {MAX_INT} fit"))
     records: dict[str, StateRecord] = {

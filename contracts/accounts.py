@@ -1,0 +1,220 @@
+"""Credits: the pots that hold them, the one function that moves them, transfers, and used nonces.
+
+Rules kept here:
+1. Credits are only moved, from one pot to another, by ``move``; so their sum stays what the genesis allocated.
+2. No pot goes below zero.
+3. Every movement is an event that names both pots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.parameters import MAX_LIVE_NONCES, MAX_PRUNED_BLOCKS, MAX_TEXT, MAX_TTL_MS
+from contracts.records import Account, Audit, Event, Nonces, Spent, Unit
+from contracts.state import (
+    Draft,
+    account_key,
+    audit_key_of,
+    bid_key,
+    job_key,
+    nonces_key,
+    present,
+    spent_key,
+    unit_key_of,
+)
+from gdf_market import identity
+from gdf_market.errors import RuleError, ensure
+from gdf_market.messages import Body, Transfer
+from gdf_market.units import format_credits
+
+
+@dataclass(frozen=True)
+class Where:
+    """What an event is about; ``account`` is whose pot it is, which tells equal pots of a job apart."""
+
+    job: str = ""
+    round: int = -1
+    slot: int = -1
+    account: str = ""
+
+
+@dataclass(frozen=True)
+class Pot:
+    """A field that holds credits: ``field`` of the record under ``key``; ``name`` stands for it in events."""
+
+    name: str
+    key: str
+    field: str
+    where: Where = Where()
+
+
+def balance(account: str) -> Pot:
+    return Pot(account, account_key(account), "balance")
+
+
+def escrow(job: str) -> Pot:
+    return Pot("escrow", job_key(job), "escrow", Where(job))
+
+
+def audit_escrow(job: str) -> Pot:
+    return Pot("audit_escrow", job_key(job), "audit_escrow", Where(job))
+
+
+def bid_bond(job: str, worker: str) -> Pot:
+    return Pot("bond", bid_key(job, worker), "bond", Where(job, account=worker))
+
+
+def held_pay(unit: Unit) -> Pot:
+    return Pot("held", unit_key_of(unit), "held_pay", where_unit(unit))
+
+
+def held_merit(unit: Unit) -> Pot:
+    return Pot("held", unit_key_of(unit), "held_merit", where_unit(unit))
+
+
+def audit_bond(audit: Audit) -> Pot:
+    return Pot("bond", audit_key_of(audit), "bond", where_audit(audit))
+
+
+def where_unit(unit: Unit) -> Where:
+    return Where(unit.job, unit.round, unit.slot, unit.worker)
+
+
+def where_audit(audit: Audit) -> Where:
+    return Where(audit.job, audit.round, audit.slot, audit.auditor)
+
+
+def get_amount(draft: Draft, pot: Pot) -> int:
+    """Return the micro-credits in a pot; an account that nobody paid yet has none."""
+    record = draft.get(pot.key)
+    if record is None:
+        return 0
+    amount: int = getattr(record, pot.field)
+    return amount
+
+
+def move(
+    draft: Draft, kind: str, source: Pot, target: Pot, amount: int, *, where: Where | None = None, reason: str = ""
+) -> None:
+    """Move micro-credits and emit the event; moving nothing is no event.
+
+    The event is about ``where``, or else about the source, or, when that is an account or an escrow, the target.
+    """
+    assert amount >= 0
+    if amount == 0:
+        return
+    _set_amount(draft, source, get_amount(draft, source) - amount)
+    _set_amount(draft, target, get_amount(draft, target) + amount)  # read after the source changed: they may be one
+    if where is None:
+        where = max(source.where, target.where, key=lambda place: (bool(place.account), bool(place.job)))
+    emit(draft, kind, where, source=source.name, target=target.name, amount=amount, reason=reason)
+
+
+def emit(
+    draft: Draft, kind: str, where: Where, *, source: str = "", target: str = "", amount: int = 0, reason: str = ""
+) -> None:
+    """Note an event of the entry being applied, or of a deadline."""
+    draft.events.append(
+        Event(
+            kind=kind,
+            job=where.job,
+            round=where.round,
+            slot=where.slot,
+            account=where.account,
+            source=source,
+            target=target,
+            amount=amount,
+            reason=reason[:MAX_TEXT],
+            entry=draft.entry,
+        )
+    )
+
+
+def _set_amount(draft: Draft, pot: Pot, amount: int) -> None:
+    assert amount >= 0, f"{pot} would hold {amount}"
+    if draft.get(pot.key) is None:
+        assert pot.field == "balance"
+        draft.put(pot.key, Account())
+    draft.update(pot.key, **{pot.field: amount})
+
+
+def check_balance(draft: Draft, account: str, amount: int, purpose: str) -> None:
+    """Raise RuleError unless the account can pay ``amount``."""
+    available = draft.account(account).balance
+    ensure(
+        available >= amount,
+        RuleError(f"{purpose} takes {format_credits(amount)} credits; {account} has {format_credits(available)}"),
+    )
+
+
+def process_transfer(draft: Draft, body: Transfer) -> None:
+    """Move credits between two accounts."""
+    # an id that is no key could never spend what it receives
+    identity.public_key(body.to)
+    check_balance(draft, body.author, body.amount, "the transfer")
+    source, target = balance(body.author), balance(body.to)
+    move(draft, "transfer", source, target, body.amount, where=Where(account=body.author), reason=body.memo)
+
+
+def process_nonce(draft: Draft, body: Body) -> None:
+    """Check an entry's lifetime and use up its nonce."""
+    now = draft.now
+    ensure(now < body.expires_ms, RuleError(f"expired at {body.expires_ms}; the block's time is {now}; sign it anew"))
+    # the network remembers a nonce for as long as an entry may live, so that must have an end
+    ensure(
+        body.expires_ms <= now + MAX_TTL_MS,
+        RuleError(f"expires at {body.expires_ms}, more than {MAX_TTL_MS} ms after the block's time {now}"),
+    )
+    live = _get_live(draft, body.author)
+    # the same nonce twice would apply an entry twice
+    ensure(all(used != body.nonce for _, used in live), RuleError(f"nonce {body.nonce} of {body.author} is used"))
+    ensure(
+        len(live) < MAX_LIVE_NONCES,
+        RuleError(f"{body.author} has {len(live)} entries that did not expire yet; at most {MAX_LIVE_NONCES} may"),
+    )
+    draft.put(nonces_key(body.author), Nonces(live=(*live, (body.expires_ms, body.nonce))))
+
+
+def _get_live(draft: Draft, author: str) -> tuple[tuple[int, int], ...]:
+    record = draft.get(nonces_key(author))
+    if record is None:
+        return ()
+    assert isinstance(record, Nonces)
+    return tuple(pair for pair in record.live if pair[0] > draft.now)
+
+
+def process_spent(draft: Draft, authors: list[str]) -> None:
+    """Remember whose nonces this block used."""
+    number = draft.active().spent_next
+    draft.put(spent_key(number), Spent(time_ms=draft.now, authors=tuple(authors)))
+    draft.update("active", spent_next=number + 1)
+
+
+def process_pruning(draft: Draft) -> None:
+    """Drop expired nonces of the oldest blocks, a bounded number of them; pruning wakes nobody."""
+    active = draft.active()
+    first = active.spent_first
+    last = min(active.spent_next, first + MAX_PRUNED_BLOCKS)
+    while first < last:
+        spent = present(draft.get(spent_key(first)))
+        assert isinstance(spent, Spent)
+        if spent.time_ms + MAX_TTL_MS > draft.now:
+            break
+        for author in spent.authors:
+            _prune(draft, author)
+        draft.drop(spent_key(first))
+        first += 1
+    if first != active.spent_first:
+        draft.update("active", spent_first=first)
+
+
+def _prune(draft: Draft, author: str) -> None:
+    key = nonces_key(author)
+    if draft.get(key) is None:
+        return
+    live = _get_live(draft, author)
+    if live:
+        draft.put(key, Nonces(live=live))
+    else:
+        draft.drop(key)

@@ -1,0 +1,80 @@
+"""Draws by the beacon, and who may audit whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from contracts.records import Job, Round, Unit
+from contracts.state import View, present
+from gdf_market.codec import digest
+
+CONVICTED = "convicted"  # how the reason of a convicted worker's bid begins
+
+
+def compute_draw(tag: str, beacon: str, *parts: str | int) -> bytes:
+    """Return the 32 bytes that the beacon draws for a purpose and a position."""
+    return digest(tag, bytes.fromhex(beacon), *(str(part).encode() for part in parts))
+
+
+def compute_draw_order(accounts: Iterable[str], tag: str, beacon: str, *parts: str | int) -> list[str]:
+    """Return accounts in the order the beacon draws them."""
+    return sorted(accounts, key=lambda account: compute_draw(tag, beacon, *parts, account))
+
+
+def get_round_workers(view: View, round_: Round) -> list[str]:
+    """Return the distinct workers of a round in slot order."""
+    units = (present(view.unit(round_.job, round_.index, slot)) for slot in round_.units)
+    return list(dict.fromkeys(unit.worker for unit in units))
+
+
+def get_eligible_auditors(view: View, round_: Round, worker: str) -> list[str]:
+    """Return who may audit a unit of ``worker`` in this round: validators, then the other workers."""
+    candidates = dict.fromkeys((*view.network().validators, *get_round_workers(view, round_)))
+    candidates.pop(worker, None)
+    return list(candidates)
+
+
+def is_convicted(view: View, job: str, account: str) -> bool:
+    """Say whether an account was convicted in a job."""
+    bid = view.bid(job, account)
+    return bid is not None and bid.reason.startswith(CONVICTED)
+
+
+def get_auditor_draw(view: View, unit: Unit, beacon: str, tag: str, attempt: int) -> list[str]:
+    """Return who can be called to audit a unit, in the order of the draw.
+
+    Left out: whoever audited it already, was convicted in this job, or cannot lock the bond.
+    """
+    round_ = present(view.round(unit.job, unit.round))
+    bond = view.network().audit_bond
+    able = [
+        account
+        for account in get_eligible_auditors(view, round_, unit.worker)
+        if account not in unit.auditors
+        and not is_convicted(view, unit.job, account)
+        and view.account(account).balance >= bond
+    ]
+    return compute_draw_order(able, tag, beacon, unit.job, unit.round, unit.slot, attempt)
+
+
+def compute_audit_chance_ppm(floor_ppm: int, consecutive: int, eligible: int) -> int:
+    """Return one auditor's chance to audit a unit: max(floor, 1 / (1 + consecutive)) / eligible, rounded up."""
+    if eligible == 0:
+        return 0
+    base = max(floor_ppm, -(-1_000_000 // (1 + consecutive)))
+    return -(-base // eligible)
+
+
+def compute_opened_steps(beacon: str, unit: Unit, auditor: str, steps: int, count: int) -> tuple[int, ...]:
+    """Return the steps to open, ascending: the last one and up to ``count - 1`` distinct others."""
+    others = list(range(steps - 1))
+    chosen = {steps - 1}
+    for turn in range(min(count - 1, len(others))):
+        drawn = compute_draw("gdf/audit-steps", beacon, unit.job, unit.round, unit.slot, auditor, turn)
+        chosen.add(others.pop(int.from_bytes(drawn, "big") % len(others)))
+    return tuple(sorted(chosen))
+
+
+def get_held_workers(job: Job) -> list[str]:
+    """Return the distinct workers that hold slots, in slot order."""
+    return list(dict.fromkeys(worker for worker in job.slots if worker))
