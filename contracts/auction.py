@@ -22,7 +22,7 @@ from gdf_market.messages import Bid, BidWithdraw
 from gdf_market.units import format_credits
 
 
-def process_bid(draft: Draft, entry: str, body: Bid) -> None:
+def process_bid(draft: Draft, body: Bid) -> None:
     """Take an offer for a job and lock its bond."""
     job = require(draft.job(body.job), f"no job {body.job}; check the id")
     spec = job.spec
@@ -54,12 +54,12 @@ def process_bid(draft: Draft, entry: str, body: Bid) -> None:
     check_balance(draft, body.author, missing, "the bond")
     if old is None:
         _make_room(draft, job)
-    _put_bid(draft, entry, body, old)
+    _put_bid(draft, body, old)
     move(draft, "bid", balance(body.author), bid_bond(job.id, body.author), missing)
     process_bond(draft, job.id, body.author)
 
 
-def _put_bid(draft: Draft, entry: str, body: Bid, old: BidRecord | None) -> None:
+def _put_bid(draft: Draft, body: Bid, old: BidRecord | None) -> None:
     job = present(draft.job(body.job))
     if body.author not in job.bidders:
         draft.update(job_key(job.id), bidders=(*job.bidders, body.author))
@@ -74,7 +74,7 @@ def _put_bid(draft: Draft, entry: str, body: Bid, old: BidRecord | None) -> None
             bond=old.bond if old else 0,
             unsettled=old.unsettled if old else 0,
             status="open",
-            entry=entry,
+            entry=draft.entry,
         ),
     )
     emit(draft, "bid", Where(job.id, account=body.author), reason=f"{body.units} units at {format_credits(body.price)}")

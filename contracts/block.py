@@ -8,8 +8,9 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from contracts.accounts import process_nonce, process_pruning, process_spent, process_transfer
 from contracts.auction import process_bid, process_bid_withdraw
@@ -47,6 +48,20 @@ __all__ = [
     "select_entries",
 ]
 
+_PROCESS: dict[type, Callable[[Draft, Any], None]] = {
+    Transfer: process_transfer,
+    JobPost: process_job_post,
+    JobCancel: process_job_cancel,
+    Bid: process_bid,
+    BidWithdraw: process_bid_withdraw,
+    Commit: process_commit,
+    Reveal: process_reveal,
+    Receipt: process_receipt,
+    Result: process_result,
+    AuditCommit: process_audit_commit,
+    SketchOpen: process_sketch_open,
+    AuditOpen: process_audit_open,
+}
 NO_BEACON = "00" * 32  # entries draw nothing; only advance does
 
 
@@ -120,44 +135,14 @@ def process_entry(draft: Draft, entry: Entry) -> None:
     draft.entry = entry.id
     try:
         process_nonce(draft, entry.body)
-        _process_body(draft, entry)
+        _PROCESS[type(entry.body)](draft, entry.body)
     except PeerError as error:
         raise RuleError(f"{type(entry.body).__name__} {entry.id[:12]} is refused: {error}") from error
     finally:
         draft.entry = ""
-
-
-def _process_body(draft: Draft, entry: Entry) -> None:
-    body = entry.body
-    match body:
-        case Transfer():
-            process_transfer(draft, body)
-            return
-        case JobPost():
-            process_job_post(draft, entry.id, body)
-            draft.touched_jobs[entry.id] = None
-            return
-        case JobCancel():
-            process_job_cancel(draft, body)
-        case Bid():
-            process_bid(draft, entry.id, body)
-        case BidWithdraw():
-            process_bid_withdraw(draft, body)
-        case Commit():
-            process_commit(draft, body)
-        case Reveal():
-            process_reveal(draft, body)
-        case Receipt():
-            process_receipt(draft, body)
-        case Result():
-            process_result(draft, body)
-        case AuditCommit():
-            process_audit_commit(draft, body)
-        case SketchOpen():
-            process_sketch_open(draft, body)
-        case AuditOpen():
-            process_audit_open(draft, body)
-    draft.touched_jobs[body.job] = None
+    job = entry.id if isinstance(entry.body, JobPost) else getattr(entry.body, "job", None)
+    if job is not None:
+        draft.touched_jobs[job] = None
 
 
 def process_wakes(draft: Draft) -> None:

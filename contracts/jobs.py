@@ -38,8 +38,9 @@ def escrow_of(spec: JobPost) -> tuple[int, int]:
     return pay + -(-pay * spec.merit_ppm // PPM), spec.audit_budget
 
 
-def process_job_post(draft: Draft, entry: str, body: JobPost) -> None:
-    """Lock the escrow and open the bidding."""
+def process_job_post(draft: Draft, body: JobPost) -> None:
+    """Lock the escrow and open the bidding; the job's id is that of the entry being applied."""
+    entry = draft.entry
     _check_terms(draft, body)
     active = draft.active()
     ensure(len(active.jobs) < MAX_ACTIVE_JOBS, RuleError(f"{len(active.jobs)} jobs are active; wait until one ends"))

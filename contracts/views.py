@@ -14,6 +14,8 @@ from contracts.settle import get_pending_audits
 from contracts.state import State, present
 from gdf_market.messages import MAX_OPENINGS
 
+_UNIT_ACTIONS = {"work": ("assigned", ("train", "commit")), "reveal": ("committed", ("reveal",))}
+
 
 @dataclass(frozen=True)
 class Action:
@@ -70,12 +72,11 @@ def _get_active_jobs(state: State) -> Iterator[Job]:
 
 def _get_round_actions(state: State, round_: Round, account: str) -> Iterator[Action]:
     end = round_.phase_end_ms
-    kinds = {"assigned": ("train", "commit"), "committed": ("reveal",)}
-    if (round_.phase, round_.phase) in (("work", "work"), ("reveal", "reveal")):
-        wanted = "assigned" if round_.phase == "work" else "committed"
+    if round_.phase in _UNIT_ACTIONS:
+        status, kinds = _UNIT_ACTIONS[round_.phase]
         for unit in get_units(state, round_):
-            if unit.worker == account and unit.status == wanted:
-                yield from (Action(kind, round_.job, round_.index, unit.slot, end) for kind in kinds[wanted])
+            if unit.worker == account and unit.status == status:
+                yield from (Action(kind, round_.job, round_.index, unit.slot, end) for kind in kinds)
     elif account in round_.attesters:
         said = round_.receipts if round_.phase == "receipt" else round_.results
         if account not in (pair[0] for pair in said):
