@@ -1,0 +1,179 @@
+"""What goes into a replica and what comes out: events, effects, and the writes of one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from contracts.block import Transition
+from contracts.records import Event, Genesis
+from contracts.state import State
+from gdf_market.errors import GdfError, PeerError
+from gdf_market.messages import Entry
+from ledger.block import Block, Certificate, Vote
+from ledger.state_hash import StateHash
+
+# ---- events
+
+
+@dataclass(frozen=True)
+class Started:
+    """The shell is ready to carry effects out; no timer is armed and nothing is proposed before it."""
+
+
+@dataclass(frozen=True)
+class PeerUp:
+    peer: str
+
+
+@dataclass(frozen=True)
+class PeerDown:
+    peer: str
+
+
+@dataclass(frozen=True)
+class Received:
+    peer: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """An entry from this node's own user or roles."""
+
+    entry: Entry
+
+
+@dataclass(frozen=True)
+class Timer:
+    name: str
+
+
+ReplicaEvent = Started | PeerUp | PeerDown | Received | Submitted | Timer
+
+
+# ---- writes (of one Save, hence of one transaction)
+
+
+@dataclass(frozen=True)
+class Tip:
+    """A block's position and the state after it: what a child builds on."""
+
+    height: int
+    slot: int
+    hash: str
+    time_ms: int
+    beacon: str
+    state: State
+    sum: StateHash
+
+
+@dataclass(frozen=True)
+class Executed:
+    """A block whose execution on its parent gave the state root that it claims."""
+
+    block: Block
+    entries: tuple[Entry, ...]
+    transition: Transition
+    tip: Tip
+
+
+@dataclass(frozen=True)
+class SaveVote:
+    vote: Vote
+
+
+@dataclass(frozen=True)
+class SaveCandidate:
+    """A block or certificate above the finalized head; ``raw`` are its message bytes."""
+
+    id: str
+    kind: str  # block | certificate
+    slot: int
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class SaveBlocks:
+    """Newly finalized blocks in order; the certificate finalizes the last one and so all of them.
+
+    Votes up to its slot and candidates up to its slot are deleted by the same transaction.
+    """
+
+    blocks: tuple[Executed, ...]
+    certificate: Certificate
+
+
+Write = SaveVote | SaveCandidate | SaveBlocks
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a store gives back after a restart; ``votes`` and ``candidates`` are message bytes."""
+
+    genesis: Genesis
+    tip: Tip
+    votes: tuple[bytes, ...] = ()
+    candidates: tuple[bytes, ...] = ()
+
+
+# ---- effects
+
+
+@dataclass(frozen=True)
+class Save:
+    """Must be durable before any later effect is carried out."""
+
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True)
+class Send:
+    peer: str
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    data: bytes
+    exclude: str | None = None
+
+
+@dataclass(frozen=True)
+class Serve:
+    """Send ``peer`` every message of ``store.sync_messages(height)``."""
+
+    peer: str
+    height: int
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Deliver Timer(name) at ``at_ms``; replaces an earlier one of that name."""
+
+    name: str
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class Finalized:
+    height: int
+    time_ms: int
+    events: tuple[Event, ...]
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """An entry submitted here will not be in a block."""
+
+    entry_id: str
+    error: GdfError
+
+
+@dataclass(frozen=True)
+class Misbehaved:
+    peer: str
+    error: PeerError
+
+
+Effect = Save | Send | Broadcast | Serve | SetTimer | Finalized | Refused | Misbehaved

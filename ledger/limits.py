@@ -1,0 +1,47 @@
+"""Every bound on what a peer can make a ledger node keep, read or send, and the times of agreement."""
+
+from __future__ import annotations
+
+from gdf_market.codec import MAX_MESSAGE_BYTES
+
+EPOCH = 0  # the validator set is fixed by the genesis (adr/0001)
+MAX_VALIDATORS = 100
+
+# A block of this size and the widest certificate (67 of 100 validators) fit into one message together.
+MAX_BLOCK_ENTRY_BYTES = 53_248
+MAX_BLOCK_ENTRIES = 512
+BATCH_BYTES = 60_000  # entries relayed in one message
+MAX_BATCH_ENTRIES = 512
+
+SLOT_WINDOW = 64  # votes, certificates and proposals further ahead than this are dropped
+MAX_RAW_SEEN = 20_000  # digests of entries already looked at
+
+MEMPOOL_ENTRIES = 4_096
+MEMPOOL_BYTES = 8 << 20
+MEMPOOL_PER_AUTHOR = 64
+DEFERRED_ENTRIES = 256  # entries refused now that a block under way may make valid
+DEFERRED_PER_AUTHOR = 16
+DEFERRED_MS = 30_000
+RECHECKS_PER_BLOCK = 128  # of waiting and of deferred entries each, when the tip moves
+
+MAX_PEERS = 256
+SYNC_MESSAGES = 8  # messages that answer one sync request
+SYNC_BYTES = MAX_MESSAGE_BYTES - 1_024
+SYNC_BUFFER_BLOCKS = 512  # fetched blocks (28 MiB at most) that wait for the certificate that covers them
+HELP_BLOCKS = 8  # blocks resent in answer to one status
+HELP_VOTES = 256  # votes resent in answer to one status
+
+MARGIN_MS = 1_500  # how long a leader may take to propose once it has reason to
+SUSPECT_MS = 300  # the same for a leader whose previous slot was skipped
+BACKOFF_NUMERATOR, BACKOFF_DENOMINATOR = 3, 2  # growth of both per slot that is not finalized
+MAX_MARGIN_MS = 16_000
+UNFINALIZED_MS = 500  # a notarized tip that waits this long for its finalization asks for another block
+MAX_CLOCK_AHEAD_MS = 5_000
+STATUS_MS = 1_000  # heartbeat of a node that waits for something
+QUIET_STATUSES = 5  # ... and that many times longer when all is final
+URGENT_STATUS_MS = 200  # least time between two statuses sent because something is missing
+SYNC_TIMEOUT_MS = 3_000
+HELP_INTERVAL_MS = 150  # least time between two answers to one peer's statuses
+RELAY_MS = 50  # entries received within this time of the last relay go out together
+REFLOOD_MS = 5_000  # entries that no block took for so long are sent again
+REFLOOD_BYTES = 32_768

@@ -1,0 +1,472 @@
+"""One node's ledger as a sans-I/O core: events in, effects out.  Validators and observers run the same code.
+
+Rules kept here:
+1. Signatures are checked before state is read; what fails is Misbehaved and changes nothing.
+2. All writes of a step are one Save, placed before everything that the step sends.
+3. Nothing is proposed, voted or timed before Started; by then the past is rebuilt completely.
+4. What arrives for the first time and is valid is forwarded, so that the mesh need not be complete; what was lost
+   is resent in answer to the periodic status.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from contracts.records import Genesis
+from contracts.state import State
+from gdf_market.codec import encode
+from gdf_market.errors import LocalError, MalformedError, PeerError, ensure
+from gdf_market.identity import Identity
+from ledger import limits, pace, wire
+from ledger.admission import Admission
+from ledger.block import (
+    NOTAR,
+    SKIP,
+    Block,
+    Certificate,
+    Proposal,
+    Vote,
+    block_hash,
+    cast,
+    open_block,
+    open_header,
+    verify_certificate,
+    verify_vote,
+)
+from ledger.chain import Chain, SeenEntries, genesis_tip
+from ledger.effects import (
+    Broadcast,
+    Effect,
+    Executed,
+    Finalized,
+    Misbehaved,
+    PeerDown,
+    PeerUp,
+    Received,
+    ReplicaEvent,
+    Restored,
+    Save,
+    SaveBlocks,
+    SaveCandidate,
+    SaveVote,
+    Send,
+    Serve,
+    SetTimer,
+    Started,
+    Submitted,
+    Timer,
+    Tip,
+    Write,
+)
+from ledger.mempool import Mempool
+from ledger.proposals import Proposals
+from ledger.quorum import Position, Quorum
+from ledger.rules import MARKET, Rules
+from ledger.status import make_status, missing_for
+from ledger.sync import CatchUp, Peer
+
+TICK = "tick"  # the one timer: the earliest of all deadlines
+
+
+class DivergedError(LocalError):
+    """A quorum finalized what this node's rules refuse: another version of the software, or a captured network."""
+
+
+class Replica:
+    """The finalized ledger, agreement on the next blocks, and the entries that wait for them."""
+
+    def __init__(
+        self, genesis: Genesis, identity: Identity | None, restored: Restored | None, *, rules: Rules = MARKET
+    ) -> None:
+        head = restored.tip if restored is not None else genesis_tip(genesis, rules)
+        self.genesis = genesis
+        self.network = rules.network_id(genesis)
+        self.is_validator = identity is not None and identity.account in genesis.validators
+        self._key = identity if self.is_validator else None
+        self._rules = rules
+        seen = SeenEntries(limits.MAX_RAW_SEEN)
+        me = self._key.account if self._key is not None else None
+        self._chain = Chain(self.network, rules, head, seen)
+        self._quorum = Quorum(genesis.validators, me, Position(head.slot, head.hash))
+        self._proposals = Proposals()
+        self._admission = Admission(self.network, rules, seen)
+        self._catch_up = CatchUp(self.network)
+        self._now = 0
+        self._started = False
+        self._tip_hash = ""
+        self._included: set[str] = set()  # entries of the blocks from above the head to the tip
+        self._wake_ms: int | None = None  # when the rules have something to do on the tip
+        self._entered = (0, 0)  # the frontier and when it was reached
+        self._status_ms = 0  # when the last status went out
+        self._armed: int | None = None
+        self._writes: list[Write] = []
+        self._effects: list[Effect] = []
+        if restored is not None:
+            self._rebuild(restored)
+
+    # ---- what others may read
+
+    @property
+    def state(self) -> State:
+        """The state after the last finalized block."""
+        return self._chain.head.state
+
+    @property
+    def height(self) -> int:
+        """The height of the last finalized block; 0 before the first."""
+        return self._chain.head.height
+
+    @property
+    def head(self) -> str:
+        """The hash of the last finalized block; the network id before the first."""
+        return self._chain.head.hash
+
+    @property
+    def time_ms(self) -> int:
+        """The time of the last finalized block."""
+        return self._chain.head.time_ms
+
+    @property
+    def mempool(self) -> Mempool:
+        """Valid entries that wait for a block."""
+        return self._admission.pool
+
+    # ---- the one entry point
+
+    def step(self, event: ReplicaEvent, now_ms: int) -> list[Effect]:
+        """Take one event at a Unix time; return the effects in the order in which they must be carried out."""
+        self._now = now_ms
+        try:
+            self._handle(event)
+        except PeerError as error:
+            assert isinstance(event, Received), "only what a peer sent can be a peer's fault"
+            self._effects.append(Misbehaved(event.peer, error))
+        if self._started:
+            self._settle()
+            self._arm()
+        effects, writes = self._effects, self._writes
+        self._effects, self._writes = [], []
+        return [Save(tuple(writes)), *effects] if writes else effects
+
+    def _handle(self, event: ReplicaEvent) -> None:
+        match event:
+            case Started():
+                self._started = True
+                self._entered = (self._quorum.frontier, self._now)
+                self._status_ms = self._now
+                self._send_all(encode(self._status()))
+            case PeerUp(peer):
+                self._greet(peer)
+            case PeerDown(peer):
+                self._catch_up.peers.pop(peer, None)
+            case Submitted(entry):
+                self._effects += self._admission.submit(entry, self._tip(), self._now)
+            case Received(peer, data):
+                self._receive(peer, data)
+            case Timer():
+                self._armed = None
+
+    # ---- peers
+
+    def _send_all(self, data: bytes, exclude: str | None = None) -> None:
+        self._effects.append(Broadcast(data, exclude))
+
+    def _status(self) -> wire.Status:
+        return make_status(self.network, self.height, self._quorum, self._proposals)
+
+    def _greet(self, peer: str) -> None:
+        if len(self._catch_up.peers) < limits.MAX_PEERS:
+            self._catch_up.peers.setdefault(peer, Peer())
+        greeting = [encode(self._status()), *self._admission.greeting()]
+        self._effects += [Send(peer, message) for message in greeting]
+
+    def _receive(self, peer: str, data: bytes) -> None:
+        message = wire.read(data)
+        match message:
+            case Vote():
+                self._on_vote(peer, message, data)
+            case Proposal():
+                self._on_proposal(peer, message)
+            case Certificate():
+                self._on_certificate(peer, message, data)
+            case wire.Entries():
+                raws = [bytes(raw) for raw in message.entries]
+                self._effects += self._admission.receive(peer, raws, self._tip(), self._now)
+            case wire.Status():
+                self._on_status(peer, message)
+            case wire.SyncRequest():
+                known = self._catch_up.peers.get(peer)
+                if known is not None and message.height <= self.height and known.may_serve(self._now):
+                    self._effects.append(Serve(peer, max(1, message.height)))
+            case wire.SyncResponse():
+                self._on_blocks(peer, message)
+
+    def _on_vote(self, peer: str, vote: Vote, data: bytes) -> None:
+        ensure(vote.voter in self._quorum.validators, MalformedError(f"vote of {vote.voter}, who is no validator"))
+        if vote.epoch != limits.EPOCH or not self._quorum.wants_vote(vote):
+            return
+        verify_vote(vote, self.network)
+        self._send_all(data, peer)
+        self._count(vote)
+
+    def _count(self, vote: Vote) -> None:
+        certificate = self._quorum.add_vote(vote)
+        if certificate is not None:
+            self._save_certificate(certificate, encode(certificate))
+
+    def _on_certificate(self, peer: str, certificate: Certificate, data: bytes) -> None:
+        if certificate.epoch != limits.EPOCH or not self._quorum.wants_certificate(certificate):
+            return
+        verify_certificate(certificate, self.network, self._quorum.validators, limits.EPOCH)
+        self._quorum.add_certificate(certificate)
+        self._save_certificate(certificate, data)
+        self._send_all(data, peer)
+
+    def _save_certificate(self, certificate: Certificate, raw: bytes) -> None:
+        if self._key is not None and certificate.kind in (NOTAR, SKIP):
+            name = f"{certificate.kind}/{certificate.slot}"
+            self._writes.append(SaveCandidate(name, "certificate", certificate.slot, raw))
+
+    def _on_proposal(self, peer: str, proposal: Proposal) -> None:
+        header_bytes = bytes(proposal.header)
+        header = open_header(header_bytes, self.network)
+        if header.epoch != limits.EPOCH or not self._quorum.in_window(header.slot):
+            return
+        certificate = self._quorum.notarized.get(header.slot) or self._quorum.final
+        certified = certificate.hash if certificate is not None else None
+        if not self._proposals.wants(header.slot, block_hash(header_bytes), certified):
+            return
+        block = open_block(proposal, self.network, self._quorum.leader(header.slot))
+        self._proposals.add(block, self._now)
+        self._send_all(block.raw, peer)
+
+    def _on_status(self, peer: str, status: wire.Status) -> None:
+        ensure(status.network == self.network, MalformedError(f"{peer} is on network {status.network}"))
+        known = self._catch_up.peers.get(peer)
+        if known is None or status.epoch != limits.EPOCH:
+            return
+        known.height = status.height
+        if status.height > self.height or not known.may_help(self._now):
+            return
+        if status.height < self.height:
+            self._effects.append(Send(peer, encode(self._status())))
+        else:
+            self._effects += [Send(peer, data) for data in missing_for(status, self._quorum, self._proposals)]
+
+    def _on_blocks(self, peer: str, response: wire.SyncResponse) -> None:
+        fetched = self._catch_up.take(peer, response, self._chain.head, self._quorum, self._now)
+        if fetched is None:
+            return
+        fetched_blocks, certificate = fetched
+        for block in fetched_blocks:
+            if self._chain.tip(block.hash) is None:
+                self._execute_certified(block)
+        path = self._chain.finalize(certificate.hash)
+        assert path is not None
+        self._on_finalized(path, certificate)
+
+    def _execute_certified(self, block: Block) -> None:
+        try:
+            self._chain.execute(block)
+        except PeerError as error:
+            raise DivergedError(
+                f"a quorum certified block {block.header.height}, which is invalid here ({error}); "
+                "update this node, or its validators are not to be trusted"
+            ) from error
+
+    # ---- progress: repeat until no rule calls for anything
+
+    def _settle(self) -> None:
+        while self._execute_ready() or self._vote() or self._finalize() or self._propose() or self._skip():
+            pass
+        self._effects += self._admission.relay(self._now)
+        request = self._catch_up.request(self._chain.head, self._now)
+        if request is not None:
+            self._effects.append(Send(request[0], encode(wire.SyncRequest(height=request[1]))))
+        if self._now >= self._status_deadline():
+            self._status_ms = self._now
+            self._send_all(encode(self._status()))
+            self._effects += self._admission.flood_again(self._now)
+
+    def _execute_ready(self) -> bool:
+        for block in self._proposals.waiting(self._chain.candidates):
+            if self._chain.tip(block.header.parent) is None:
+                continue
+            position = Position(block.header.slot, block.hash)
+            certified = self._quorum.is_notarized(position)
+            if not certified and block.header.time_ms > self._now + limits.MAX_CLOCK_AHEAD_MS:
+                continue  # valid once our clock has come that far
+            if self._execute(block):
+                self._quorum.add_block(position, Position(block.header.parent_slot, block.header.parent))
+            return True
+        return False
+
+    def _execute(self, block: Block) -> bool:
+        if self._quorum.is_notarized(Position(block.header.slot, block.hash)):
+            self._execute_certified(block)
+            return True
+        try:
+            self._chain.execute(block)
+        except PeerError as error:
+            self._proposals.reject(block)
+            self._effects.append(Misbehaved(block.header.proposer, error))  # relays could not know
+            return False
+        return True
+
+    def _vote(self) -> bool:
+        decision = next(self._quorum.decisions(), None)
+        if decision is None:
+            return False
+        self._cast(decision.kind, decision.slot, decision.hash)
+        return True
+
+    def _cast(self, kind: str, slot: int, hash_: str) -> None:
+        assert self._key is not None
+        vote = cast(self._key, self.network, limits.EPOCH, kind, slot, hash_)
+        block = self._proposals.get(slot, hash_) if kind == NOTAR else None
+        if block is not None:
+            self._writes.append(SaveCandidate(block.hash, "block", slot, block.raw))
+        self._writes.append(SaveVote(vote))
+        self._send_all(encode(vote))
+        self._count(vote)
+
+    def _finalize(self) -> bool:
+        certificate = self._quorum.final
+        path = self._chain.finalize(certificate.hash) if certificate is not None else None
+        if path is None or certificate is None:
+            return False
+        self._on_finalized(path, certificate)
+        return True
+
+    def _on_finalized(self, path: Sequence[Executed], certificate: Certificate) -> None:
+        self._writes.append(SaveBlocks(tuple(path), certificate))
+        for executed in path:
+            header, transition = executed.block.header, executed.transition
+            self._admission.finalized(executed.entries)
+            self._effects.append(Finalized(header.height, header.time_ms, tuple(transition.events), executed.entries))
+        self._quorum.finalize([Position(executed.tip.slot, executed.tip.hash) for executed in path])
+        self._proposals.prune(self._quorum.root.slot)
+        self._tip_hash = ""  # what the tip includes has changed
+
+    # ---- leading and passing over
+
+    def _parent(self) -> Tip | None:
+        parent = self._quorum.parent_for_proposal(lambda hash_: self._chain.tip(hash_) is not None)
+        return self._chain.tip(parent.hash) if parent is not None else None
+
+    def _tip(self) -> Tip:
+        return self._parent() or self._chain.head
+
+    def _follow_tip(self) -> None:
+        """After the tip or the frontier moved: check entries against it, note when the slot began."""
+        if self._entered[0] != self._quorum.frontier:
+            self._entered = (self._quorum.frontier, self._now)
+        tip = self._tip()
+        if tip.hash != self._tip_hash:
+            self._tip_hash, self._included = tip.hash, self._chain.included(tip.hash)
+            self._wake_ms = self._rules.next_wake_ms(tip.state)
+            self._effects += self._admission.on_tip(tip, self._included, self._now)
+        else:
+            self._admission.note_work(self._included, self._now)
+
+    def _situation(self) -> pace.Situation:
+        parent = self._parent()
+        return pace.Situation(
+            entered_ms=self._entered[1],
+            parent_ms=parent.time_ms if parent is not None else None,
+            parent_final=parent is None or parent.hash == self.head,
+            work_since_ms=self._admission.work_since_ms,
+            wake_ms=self._wake_ms,
+            proposed_ms=self._proposals.arrived_ms(self._quorum.frontier),
+            suspect=self._quorum.is_suspect(self._quorum.frontier),
+            unfinalized=self._quorum.unfinalized,
+            block_ms=self.genesis.block_ms,
+            heartbeat_ms=self.genesis.heartbeat_ms,
+        )
+
+    def _leads(self) -> bool:
+        slot = self._quorum.frontier
+        return (
+            self._key is not None
+            and self._quorum.leader(slot) == self._key.account
+            and self._quorum.own_vote(NOTAR, slot) is None
+        )
+
+    def _propose(self) -> bool:
+        self._follow_tip()
+        parent = self._parent()
+        if not self._leads() or parent is None or self._now < pace.propose_at(self._situation()):
+            return False
+        assert self._key is not None
+        slot = self._quorum.frontier
+        waiting = self.mempool.candidates(self._included, limits.MAX_BLOCK_ENTRY_BYTES, limits.MAX_BLOCK_ENTRIES)
+        executed, refused = self._chain.propose(self._key, parent, slot, self._now, waiting)
+        for entry, error in refused:
+            self._effects += self._admission.put_aside(entry, error, self._now)
+        block = executed.block
+        self._proposals.add(block, self._now)
+        self._quorum.add_block(Position(slot, block.hash), Position(parent.slot, parent.hash))
+        self._send_all(block.raw)
+        return True
+
+    def _skip(self) -> bool:
+        slot = self._quorum.frontier
+        if not self._quorum.may_skip(slot) or self._now < pace.skip_at(self._situation()):
+            return False
+        self._cast(SKIP, slot, "")
+        return True
+
+    # ---- deadlines
+
+    def _status_deadline(self) -> int:
+        quorum = self._quorum
+        if any(self._chain.tip(certificate.hash) is None for certificate in quorum.notarized.values()):
+            return self._status_ms + limits.URGENT_STATUS_MS
+        unsettled = (
+            quorum.unfinalized > 0
+            or quorum.own_vote(SKIP, quorum.frontier) is not None
+            or bool(quorum.voters(quorum.frontier, NOTAR))
+            or bool(quorum.voters(quorum.frontier, SKIP))
+            or len(self.mempool) > 0
+            or self._catch_up.is_behind(self._chain.head)
+        )
+        return self._status_ms + limits.STATUS_MS * (1 if unsettled else limits.QUIET_STATUSES)
+
+    def _arm(self) -> None:
+        situation = self._situation()
+        deadlines = [self._status_deadline(), self._admission.relay_deadline()]
+        deadlines.append(self._catch_up.deadline(self._chain.head))
+        if self._leads() and situation.parent_ms is not None:
+            deadlines.append(pace.propose_at(situation))
+        if self._quorum.may_skip(self._quorum.frontier):
+            deadlines.append(pace.skip_at(situation))
+        deadlines += [
+            block.header.time_ms - limits.MAX_CLOCK_AHEAD_MS
+            for block in self._proposals.waiting(self._chain.candidates)
+            if self._chain.tip(block.header.parent) is not None
+        ]
+        at_ms = min(deadline for deadline in deadlines if deadline is not None)
+        if at_ms != self._armed:
+            self._armed = at_ms
+            self._effects.append(SetTimer(TICK, at_ms))
+
+    # ---- restart
+
+    def _rebuild(self, restored: Restored) -> None:
+        """Replay stored blocks, certificates and own votes above the head; nothing is sent or timed."""
+        for raw in restored.candidates:
+            message = wire.read(raw)
+            if isinstance(message, Proposal):
+                self._proposals.add(open_block(message, self.network), 0)
+            elif isinstance(message, Certificate):
+                self._quorum.add_certificate(message)
+        for raw in restored.votes:
+            vote = wire.read(raw)
+            if isinstance(vote, Vote):
+                self._quorum.add_vote(vote)
+        for block in self._proposals.waiting(self._chain.candidates):
+            if self._chain.tip(block.header.parent) is None:
+                continue
+            if self._execute(block):
+                parent = Position(block.header.parent_slot, block.header.parent)
+                self._quorum.add_block(Position(block.header.slot, block.hash), parent)

@@ -1,0 +1,411 @@
+"""The ledger on disk: SQLite through SQLModel's tables, one durable transaction per Save.
+
+Rules kept here:
+1. ``save`` returns only after the transaction is on disk (WAL, synchronous=FULL); it is all there or not at all.
+2. A finalized block, the state after it and the removal of older votes are one transaction.
+3. A read-only store never writes, and works on a copied file with no node near it.
+4. What is read back is checked against the head's state root before anyone builds on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import immutables
+import msgspec
+import sqlalchemy
+from sqlalchemy.dialects.sqlite import insert
+from sqlmodel import Session, SQLModel, col, select
+
+from contracts.records import Genesis, StateRecord
+from contracts.state import State
+from gdf_market.codec import decode, encode
+from gdf_market.errors import GdfError, StorageError, ensure
+from ledger.block import Proposal, open_header
+from ledger.chain import genesis_tip
+from ledger.effects import Executed, Restored, SaveBlocks, SaveCandidate, SaveVote, Tip, Write
+from ledger.limits import SYNC_BYTES, SYNC_MESSAGES
+from ledger.rules import MARKET, Rules
+from ledger.state_hash import StateHash
+from ledger.tables import BlockRow, CandidateRow, EntryRow, EventRow, MetaRow, RecordRow, VoteRow
+from ledger.wire import SyncBlock, SyncResponse
+
+SCHEMA = b"1"
+MAX_RECORD_BYTES = 64 << 20
+RECORD_KINDS: dict[str, type[StateRecord]] = {kind.__name__.lower(): kind for kind in typing.get_args(StateRecord)}
+
+_TABLES = [
+    model.__table__  # type: ignore[attr-defined]
+    for model in (MetaRow, BlockRow, EntryRow, EventRow, RecordRow, VoteRow, CandidateRow)
+]
+_Row = typing.TypeVar("_Row", bound=SQLModel)
+
+
+class LedgerStore:
+    """One network's ledger file.  Methods may be called from any thread, writes from one at a time."""
+
+    def __init__(self, path: Path, *, read_only: bool = False, rules: Rules = MARKET) -> None:
+        """Open (or, unless ``read_only``, create) the file; raises StorageError."""
+        self.path = path
+        self.read_only = read_only
+        self._rules = rules
+        ensure(not read_only or path.is_file(), StorageError(f"there is no ledger at {path}"))
+        self._immutable = False
+        self._engine = sqlalchemy.create_engine(
+            "sqlite:///ledger", creator=self._connect, poolclass=sqlalchemy.QueuePool
+        )
+        try:
+            self._prepare()
+        except StorageError:
+            self._engine.dispose()
+            if not read_only or path.with_name(path.name + "-wal").exists():
+                raise
+            # a lone copy in a folder where SQLite may not create its index file
+            self._immutable = True
+            self._prepare()
+
+    def _connect(self) -> sqlite3.Connection:
+        options = "?mode=ro" if self.read_only else ""
+        options += "&immutable=1" if self._immutable else ""
+        connection = sqlite3.connect(
+            self.path.absolute().as_uri() + options, uri=True, check_same_thread=False, timeout=10
+        )
+        if not self.read_only:
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=FULL")
+        return connection
+
+    def _prepare(self) -> None:
+        with self._guard():
+            if not self.read_only:
+                SQLModel.metadata.create_all(self._engine, tables=_TABLES)
+            with Session(self._engine) as session:
+                schema = session.get(MetaRow, "schema")
+        ensure(
+            schema is None or schema.value == SCHEMA,
+            StorageError(
+                f"{self.path} was written by another version of this program; export it there, then import it"
+            ),
+        )
+
+    @contextlib.contextmanager
+    def _guard(self) -> Iterator[None]:
+        """Turn every failure of the disk or the database into a StorageError that says what to do."""
+        try:
+            yield
+        except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
+            cause = getattr(error, "orig", None) or error
+            raise StorageError(f"ledger {self.path}: {_advice(str(cause))}") from error
+
+    def close(self) -> None:
+        """Release the file; a writer leaves everything in the one file."""
+        with contextlib.suppress(StorageError), self._guard():
+            if not self.read_only:
+                with self._engine.connect() as connection:
+                    connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._engine.dispose()
+
+    # ---- writing
+
+    def create(self, genesis: Genesis) -> None:
+        """Write the genesis and its state, once; does nothing if this genesis is there already.
+
+        Raises StorageError when the file holds another network.
+        """
+        data = encode(genesis)
+        with self._guard(), Session(self._engine) as session:
+            known = session.get(MetaRow, "genesis")
+        if known is not None:
+            ensure(known.value == data, StorageError(f"{self.path} holds another network; use another data directory"))
+            return
+        tip = genesis_tip(genesis, self._rules)
+        with self._guard(), self._engine.begin() as connection:
+            _put_records(connection, dict(tip.state.records.items()), 0)
+            for key, value in (("genesis", data), ("schema", SCHEMA), ("state_sum", tip.sum.to_bytes())):
+                connection.execute(insert(MetaRow), {"key": key, "value": value})
+
+    def save(self, writes: Sequence[Write]) -> None:
+        """Carry out one Save in one transaction; raises StorageError with nothing written."""
+        with self._guard(), self._engine.begin() as connection:
+            for write in writes:
+                match write:
+                    case SaveVote(vote):
+                        row = {"epoch": vote.epoch, "slot": vote.slot, "kind": vote.kind, "raw": encode(vote)}
+                        connection.execute(insert(VoteRow), row)  # a second vote is refused by the primary key
+                    case SaveCandidate(name, kind, slot, raw):
+                        row = {"id": name, "kind": kind, "slot": slot, "raw": raw}
+                        connection.execute(insert(CandidateRow).on_conflict_do_nothing(), row)
+                    case SaveBlocks():
+                        _put_blocks(connection, write)
+
+    # ---- restart
+
+    def restored(self) -> Restored | None:
+        """Return what a replica continues from; None when no genesis was written.
+
+        Raises StorageError when the records do not give the head's state root.
+        """
+        with self._guard(), Session(self._engine) as session:
+            if session.get(MetaRow, "genesis") is None:
+                return None
+            votes = session.exec(select(VoteRow).order_by(col(VoteRow.slot))).all()
+            candidates = session.exec(select(CandidateRow).order_by(col(CandidateRow.slot), col(CandidateRow.id))).all()
+        return Restored(
+            genesis=self.genesis(),
+            tip=self._tip(),
+            votes=tuple(row.raw for row in votes),
+            candidates=tuple(row.raw for row in candidates),
+        )
+
+    def _tip(self) -> Tip:
+        genesis, row = self.genesis(), self.head()
+        if row is None:
+            return genesis_tip(genesis, self._rules)
+        state = self.state()
+        total = StateHash.of(state.records.items())
+        ensure(
+            total.root() == row.state_root,
+            StorageError(f"ledger {self.path}: the state is damaged; delete the file and sync again"),
+        )
+        header = open_header(row.header, self._rules.network_id(genesis))
+        return Tip(row.height, row.slot, row.hash, row.time_ms, header.beacon, state, total)
+
+    # ---- reading
+
+    def _one(self, kind: type[_Row], key: object) -> _Row | None:
+        with self._guard(), Session(self._engine) as session:
+            return session.get(kind, key)
+
+    def _all(self, statement: Any) -> list[Any]:
+        with self._guard(), Session(self._engine) as session:
+            return list(session.exec(statement).all())
+
+    def genesis(self) -> Genesis:
+        """Return the genesis; StorageError when there is none."""
+        row = self._one(MetaRow, "genesis")
+        if row is None:
+            raise StorageError(f"{self.path} holds no ledger")
+        return self._decode(row.value, Genesis)
+
+    def _decode(self, data: bytes, kind: type[msgspec.Struct]) -> Any:
+        try:
+            return decode(data, kind, max_bytes=MAX_RECORD_BYTES)
+        except GdfError as error:
+            raise StorageError(f"ledger {self.path} is damaged ({error}); delete the file and sync again") from error
+
+    def head(self) -> BlockRow | None:
+        """Return the last finalized block."""
+        rows = self.blocks(1)
+        return rows[0] if rows else None
+
+    def block(self, height: int) -> BlockRow | None:
+        """Return the finalized block of a height."""
+        return self._one(BlockRow, height)
+
+    def block_by_hash(self, hash_: str) -> BlockRow | None:
+        """Return the finalized block of a hash."""
+        rows = self._all(select(BlockRow).where(col(BlockRow.hash) == hash_))
+        return rows[0] if rows else None
+
+    def blocks(self, limit: int, before: int | None = None) -> list[BlockRow]:
+        """Return up to ``limit`` blocks below a height, newest first."""
+        statement = select(BlockRow).order_by(col(BlockRow.height).desc()).limit(limit)
+        return self._all(statement if before is None else statement.where(col(BlockRow.height) < before))
+
+    def blocks_from(self, height: int, limit: int) -> list[BlockRow]:
+        """Return up to ``limit`` blocks from a height on, oldest first."""
+        statement = select(BlockRow).where(col(BlockRow.height) >= height)
+        return self._all(statement.order_by(col(BlockRow.height)).limit(limit))
+
+    def entry(self, entry_id: str) -> EntryRow | None:
+        """Return a finalized entry."""
+        return self._one(EntryRow, entry_id)
+
+    def block_entries(self, height: int) -> list[EntryRow]:
+        """Return a block's entries in order."""
+        statement = select(EntryRow).where(col(EntryRow.height) == height).order_by(col(EntryRow.position))
+        return self._all(statement)
+
+    def entries(
+        self,
+        *,
+        job: str | None = None,
+        author: str | None = None,
+        kind: str | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[EntryRow]:
+        """Return entries that match, newest first, below the height ``before``."""
+        statement = select(EntryRow).order_by(col(EntryRow.height).desc(), col(EntryRow.position).desc()).limit(limit)
+        for column, value in ((EntryRow.job, job), (EntryRow.author, author), (EntryRow.kind, kind)):
+            if value is not None:
+                statement = statement.where(col(column) == value)
+        return self._all(statement if before is None else statement.where(col(EntryRow.height) < before))
+
+    def events(
+        self,
+        *,
+        job: str | None = None,
+        account: str | None = None,
+        kind: str | None = None,
+        height: int | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> list[EventRow]:
+        """Return events that match, newest first, with ids below ``before``; an account matches as source or target too."""
+        statement = select(EventRow).order_by(col(EventRow.id).desc()).limit(limit)
+        if account is not None:
+            columns = (EventRow.account, EventRow.source, EventRow.target)
+            statement = statement.where(sqlalchemy.or_(*(col(column) == account for column in columns)))
+        for column, value in ((EventRow.job, job), (EventRow.kind, kind), (EventRow.height, height)):
+            if value is not None:
+                statement = statement.where(col(column) == value)
+        return self._all(statement if before is None else statement.where(col(EventRow.id) < before))
+
+    def record(self, key: str) -> StateRecord | None:
+        """Return the current record under a key."""
+        row = self._one(RecordRow, key)
+        return self._record(row) if row is not None else None
+
+    def records(self, prefix: str = "", *, kind: str | None = None) -> dict[str, StateRecord]:
+        """Return current records by key, in key order, whose key starts with ``prefix`` and that are of a kind."""
+        statement = select(RecordRow).order_by(col(RecordRow.key))
+        if prefix:
+            # a range uses the primary key's index; the prefix ends in ASCII
+            statement = statement.where(col(RecordRow.key) >= prefix, col(RecordRow.key) < prefix + "\U0010ffff")
+        if kind is not None:
+            statement = statement.where(col(RecordRow.kind) == kind)
+        return {row.key: self._record(row) for row in self._all(statement)}
+
+    def _record(self, row: RecordRow) -> StateRecord:
+        kind = RECORD_KINDS.get(row.kind)
+        if kind is None:
+            raise StorageError(f"{self.path}: record {row.key} is of an unknown kind {row.kind!r}")
+        record: StateRecord = self._decode(row.value, kind)
+        return record
+
+    def state(self) -> State:
+        """Return the state after the last finalized block."""
+        return State(immutables.Map(self.records()))
+
+    def sync_messages(self, height: int) -> list[bytes]:
+        """Return the answer to a sync request: as many blocks from ``height`` on as fit into a few messages."""
+        groups: list[list[SyncBlock]] = [[]]
+        size = 0
+        for row in self.blocks_from(height, SYNC_MESSAGES * 64):
+            item = self._sync_block(row)
+            item_size = len(encode(item)) + 1
+            if groups[-1] and (size + item_size > SYNC_BYTES or len(groups[-1]) == 256):
+                if len(groups) == SYNC_MESSAGES:
+                    break
+                groups.append([])
+                size = 0
+            groups[-1].append(item)
+            size += item_size
+        filled = [tuple(group) for group in groups if group]
+        return [encode(SyncResponse(blocks=group, more=index + 1 < len(filled))) for index, group in enumerate(filled)]
+
+    def _sync_block(self, row: BlockRow) -> SyncBlock:
+        entries = tuple(msgspec.Raw(entry.raw) for entry in self.block_entries(row.height)) if row.entry_count else ()
+        proposal = Proposal(header=msgspec.Raw(row.header), sig=row.signature, entries=entries)
+        own = row.certified_height == row.height
+        return SyncBlock(block=proposal, certificate=certificate_of(row) if own else None)
+
+
+def certificate_of(row: BlockRow) -> Any:
+    """Return the finalize certificate stored with a block."""
+    from ledger.block import Certificate
+
+    return decode(row.certificate, Certificate)
+
+
+def _put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
+    rows = [
+        {"key": key, "kind": type(record).__name__.lower(), "value": encode(record), "height": height}
+        for key, record in records.items()
+    ]
+    if rows:
+        connection.execute(insert(RecordRow).prefix_with("OR REPLACE"), rows)
+
+
+def _put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
+    last = write.blocks[-1]
+    certificate = encode(write.certificate)
+    connection.execute(insert(BlockRow), [_block_row(each, last.tip.height, certificate) for each in write.blocks])
+    for model, rows in (
+        (EntryRow, [row for executed in write.blocks for row in _entry_rows(executed)]),
+        (EventRow, [row for executed in write.blocks for row in _event_rows(executed)]),
+    ):
+        if rows:
+            connection.execute(insert(model), rows)
+    for executed in write.blocks:
+        changes = executed.transition.changes
+        _put_records(
+            connection, {key: new for key, (_, new) in changes.items() if new is not None}, executed.tip.height
+        )
+        removed = [key for key, (_, new) in changes.items() if new is None]
+        if removed:
+            condition = col(RecordRow.key) == sqlalchemy.bindparam("gone")
+            connection.execute(sqlalchemy.delete(RecordRow).where(condition), [{"gone": key} for key in removed])
+    connection.execute(
+        sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
+    )
+    for model in (VoteRow, CandidateRow):
+        connection.execute(sqlalchemy.delete(model).where(col(model.slot) <= last.tip.slot))
+
+
+def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> dict[str, object]:
+    header = executed.block.header
+    return {
+        "height": header.height,
+        "hash": executed.block.hash,
+        "slot": header.slot,
+        "time_ms": header.time_ms,
+        "proposer": header.proposer,
+        "entry_count": header.entry_count,
+        "state_root": header.state_root,
+        "header": executed.block.header_bytes,
+        "signature": executed.block.signature,
+        "certified_height": certified_height,
+        "certificate": certificate,
+    }
+
+
+def _entry_rows(executed: Executed) -> list[dict[str, object]]:
+    return [
+        {
+            "id": entry.id,
+            "height": executed.tip.height,
+            "position": position,
+            "kind": type(entry.body).__struct_config__.tag,
+            "author": entry.body.author,
+            "job": entry.id if type(entry.body).__struct_config__.tag == "job_post" else getattr(entry.body, "job", ""),
+            "raw": entry.raw,
+        }
+        for position, entry in enumerate(executed.entries)
+    ]
+
+
+def _event_rows(executed: Executed) -> list[dict[str, object]]:
+    return [
+        {"height": executed.tip.height, "position": position, **msgspec.structs.asdict(event)}
+        for position, event in enumerate(executed.transition.events)
+    ]
+
+
+def _advice(cause: str) -> str:
+    text = cause.lower()
+    if "full" in text or "no space" in text:
+        return "the disk is full; free some space and start again, nothing was lost"
+    if "malformed" in text or "not a database" in text or "corrupt" in text:
+        return f"the file is damaged ({cause}); delete it and the node will sync again"
+    if "readonly" in text or "read-only" in text or "permission" in text:
+        return f"it cannot be written ({cause}); check the folder's permissions"
+    if "locked" in text:
+        return "another process is writing it; is a node running already on this data directory?"
+    return cause

@@ -1,0 +1,150 @@
+"""Fetching finalized blocks in ranges from whoever has more, and checking them before they are believed.
+
+A fetched block counts once it hangs on our head by its hash chain and a finalize certificate covers it; execution
+then decides whether we agree with the quorum.  One request is under way at a time; a peer that does not deliver
+loses its turn to the next.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
+from ledger import limits
+from ledger.block import FINAL, Block, Certificate, open_block, open_header, verify_certificate
+from ledger.effects import Tip
+from ledger.quorum import Quorum
+from ledger.wire import SyncBlock, SyncResponse
+
+PATIENCE_MS = 200  # one block behind is usually a vote under way
+SERVES_PER_SECOND = 20
+
+
+@dataclass
+class Peer:
+    """What is known of a connected node, and when it was last served."""
+
+    height: int = 0
+    helped_ms: int = -limits.HELP_INTERVAL_MS
+    asked_ms: int = -1  # when it was last asked for blocks
+    serve_second: int = -1
+    served: int = 0
+
+    def may_serve(self, now_ms: int) -> bool:
+        """Count one answer to a sync request; False beyond the rate."""
+        if self.serve_second != now_ms // 1_000:
+            self.serve_second, self.served = now_ms // 1_000, 0
+        self.served += 1
+        return self.served <= SERVES_PER_SECOND
+
+    def may_help(self, now_ms: int) -> bool:
+        """Note one answer to a status; False when the last was just now."""
+        if now_ms < self.helped_ms + limits.HELP_INTERVAL_MS:
+            return False
+        self.helped_ms = now_ms
+        return True
+
+
+class CatchUp:
+    """Peers' heights, the request under way, and fetched blocks that wait for their certificate."""
+
+    def __init__(self, network: str) -> None:
+        self.peers: dict[str, Peer] = {}
+        self._network = network
+        self._buffer: list[Block] = []
+        self._asked: str | None = None
+        self._deadline_ms = 0
+        self._behind_ms: int | None = None
+
+    def _next_height(self, head: Tip) -> int:
+        while self._buffer and self._buffer[0].header.height <= head.height:
+            self._buffer.pop(0)  # agreement was faster
+        if self._buffer and self._buffer[0].header.parent != head.hash:
+            self._buffer = []
+        return head.height + len(self._buffer) + 1
+
+    def is_behind(self, head: Tip) -> bool:
+        """Say whether a peer claims more finalized blocks."""
+        return any(peer.height >= self._next_height(head) for peer in self.peers.values())
+
+    def request(self, head: Tip, now_ms: int) -> tuple[str, int] | None:
+        """Return (peer, height) to ask now, if it is time to."""
+        wanted = self._next_height(head)
+        ahead = {name: peer for name, peer in self.peers.items() if peer.height >= wanted}
+        if not ahead:
+            self._behind_ms = self._asked = None
+            return None
+        if self._behind_ms is None:
+            self._behind_ms = now_ms
+        if now_ms < self._due_ms(wanted):
+            return None
+        if self._asked in ahead:
+            ahead[self._asked].height = 0  # it did not deliver what it claims; its next status may say so again
+            if len(ahead) > 1:
+                del ahead[self._asked]
+        name = min(ahead, key=lambda name: (ahead[name].asked_ms, name))
+        self._asked, self._deadline_ms = name, now_ms + limits.SYNC_TIMEOUT_MS
+        self.peers[name].asked_ms = now_ms
+        return name, wanted
+
+    def _due_ms(self, wanted: int) -> int:
+        if self._asked is not None:
+            return self._deadline_ms
+        far = any(peer.height > wanted for peer in self.peers.values())
+        return (self._behind_ms or 0) + (0 if far else PATIENCE_MS)
+
+    def deadline(self, head: Tip) -> int | None:
+        """Return when ``request`` is to be called again."""
+        return self._due_ms(self._next_height(head)) if self.is_behind(head) else None
+
+    def take(
+        self, peer: str, response: SyncResponse, head: Tip, quorum: Quorum, now_ms: int
+    ) -> tuple[list[Block], Certificate] | None:
+        """Return fetched blocks that a verified certificate finalizes, in order, once there are any.
+
+        Raises PeerError, and forgets what was fetched, when the blocks are not what a finalized chain looks like.
+        """
+        known = self.peers.get(peer)
+        if known is None or known.asked_ms < 0:
+            return None  # never asked
+        wanted = self._next_height(head)
+        fresh = [
+            item for item in response.blocks if open_header(bytes(item.block.header), self._network).height >= wanted
+        ]
+        try:
+            finalized = self._append(fresh, head, quorum)
+        except PeerError:
+            self._buffer, known.height = [], 0
+            raise
+        if peer == self._asked and fresh:
+            self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
+            if not response.more:
+                self._asked, self._behind_ms = None, 0  # ask for the next range at once
+        return finalized
+
+    def _append(self, items: list[SyncBlock], head: Tip, quorum: Quorum) -> tuple[list[Block], Certificate] | None:
+        covered, certificate = 0, None
+        for item in items:
+            header = open_header(bytes(item.block.header), self._network)
+            block = open_block(item.block, self._network, quorum.leader(header.slot))
+            last = self._buffer[-1].hash if self._buffer else head.hash
+            ensure(header.parent == last, MalformedError(f"block {header.height} does not follow the one before it"))
+            self._buffer.append(block)
+            ensure(
+                len(self._buffer) <= limits.SYNC_BUFFER_BLOCKS,
+                OversizedError(f"{len(self._buffer)} blocks without a finalize certificate"),
+            )
+            if item.certificate is not None:
+                covered, certificate = len(self._buffer), item.certificate
+        if certificate is None:
+            return None
+        self._check(certificate, self._buffer[covered - 1], quorum)
+        finalized, self._buffer = self._buffer[:covered], self._buffer[covered:]
+        return finalized, certificate
+
+    def _check(self, certificate: Certificate, block: Block, quorum: Quorum) -> None:
+        ensure(
+            (certificate.kind, certificate.slot, certificate.hash) == (FINAL, block.header.slot, block.hash),
+            MalformedError(f"block {block.header.height} comes with a certificate of something else"),
+        )
+        verify_certificate(certificate, self._network, quorum.validators, limits.EPOCH)
