@@ -37,12 +37,13 @@ def outer_step(
     mu = np.float32(recipe.outer_momentum_ppm / PPM)
     mean = np.divide(aggregate.astype(np.float64), np.float64(divisor))
     gradient = np.multiply(mean, np.float64(2.0**-GRID_BITS)).astype(np.float32)
-    if recipe.outer_momentum_ppm == 0:
-        velocity, direction = np.zeros_like(momentum), gradient
-    else:
-        velocity = np.add(np.multiply(mu, momentum), gradient)
-        direction = np.add(gradient, np.multiply(mu, velocity))
-    moved = np.subtract(parameters, np.multiply(rate, direction))
+    with np.errstate(over="ignore", invalid="ignore"):  # found below
+        if recipe.outer_momentum_ppm == 0:
+            velocity, direction = np.zeros_like(momentum), gradient
+        else:
+            velocity = np.add(np.multiply(mu, momentum), gradient)
+            direction = np.add(gradient, np.multiply(mu, velocity))
+        moved = np.subtract(parameters, np.multiply(rate, direction))
     finite = bool(np.isfinite(moved).all() and np.isfinite(velocity).all())
     ensure(finite, DivergedError("the outer step left the range of float32; lower the outer learning rate"))
     return moved, velocity
