@@ -342,7 +342,7 @@ def _table(value: dict[str, Any], title: str) -> object:
     )
     shown.add_row(
         "bytes",
-        f"{int(estimate['join_bytes']):,} to join; per round and worker about {int(estimate['round_bytes_per_worker']):,} "
-        f"received ({int(estimate['update_bytes']):,} per update)",
+        f"{int(estimate['join_bytes']):,} to join; per round and worker about "
+        f"{int(estimate['round_bytes_per_worker']):,} received ({int(estimate['update_bytes']):,} per update)",
     )
     return shown

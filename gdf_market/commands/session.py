@@ -75,11 +75,13 @@ async def running_node(app: App, settings: Settings, *, worker: bool = False, po
     from gdf_market.node.node import open_node
 
     identity = load_identity(app)
-    async with open_node(app.data, settings, identity, worker=worker, poison=poison) as node:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(lambda task_status: _stop_on_signals(node.stop, task_status=task_status))
-            yield node
-            nursery.cancel_scope.cancel()
+    async with (
+        open_node(app.data, settings, identity, worker=worker, poison=poison) as node,
+        trio.open_nursery() as nursery,
+    ):
+        await nursery.start(lambda task_status: _stop_on_signals(node.stop, task_status=task_status))
+        yield node
+        nursery.cancel_scope.cancel()
 
 
 def with_client(app: App, use: Callable[[NodeClient], T], *, settings: Settings | None = None) -> T:

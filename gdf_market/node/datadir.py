@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
-from contracts.block import network_id
+from contracts.state import network_id
 
 from contracts.records import Genesis
 from gdf_market.codec import decode, encode

@@ -115,25 +115,31 @@ class LedgerService:
             match effect:
                 case core.Save(writes=writes):
                     await trio.to_thread.run_sync(self.store.save, writes)
-                case core.Send(peer=peer, data=data):
-                    self._send(peer, data)
-                case core.Broadcast(data=data, exclude=exclude):
-                    self._broadcast(data, exclude)
                 case core.Serve(peer=peer, height=height):
                     for message in await trio.to_thread.run_sync(self.store.sync_messages, height):
                         self._send(peer, message)
-                case core.SetTimer(name=name, at_ms=at_ms):
-                    self._timers[name] = at_ms
-                    self._timer_changed.set()
-                case core.Finalized():
-                    self._finalized(effect)
-                case core.Refused(entry_id=entry_id, error=error):
-                    self._refused(entry_id, error)
-                case core.Misbehaved(peer=peer, error=error):
-                    log.info("peer misbehaved", peer=peer, reason=error.reason, error=str(error))
-                    self._misbehaved(peer, error)
                 case _:
-                    raise AssertionError(f"unknown effect {effect!r}")
+                    self._carry_out(effect)
+
+    def _carry_out(self, effect: core.Effect) -> None:
+        """Carry out an effect that needs no disk."""
+        match effect:
+            case core.Send(peer=peer, data=data):
+                self._send(peer, data)
+            case core.Broadcast(data=data, exclude=exclude):
+                self._broadcast(data, exclude)
+            case core.SetTimer(name=name, at_ms=at_ms):
+                self._timers[name] = at_ms
+                self._timer_changed.set()
+            case core.Finalized():
+                self._finalized(effect)
+            case core.Refused(entry_id=entry_id, error=error):
+                self._refused(entry_id, error)
+            case core.Misbehaved(peer=peer, error=error):
+                log.info("peer misbehaved", peer=peer, reason=error.reason, error=str(error))
+                self._misbehaved(peer, error)
+            case _:
+                raise AssertionError(f"unknown effect {effect!r}")
 
     def _finalized(self, block: core.Finalized) -> None:
         for entry in block.entries:

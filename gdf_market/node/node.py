@@ -13,13 +13,13 @@ import hypercorn.config
 import hypercorn.trio
 import structlog
 import trio
-from contracts.block import network_id
+from contracts.state import network_id
 from contracts.jobs import escrow_of
 from ledger.store import LedgerStore
 
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
-from gdf_market.errors import PeerError, UsageError, ensure
+from gdf_market.errors import PeerError, RuleError, UsageError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, JobPost
 from gdf_market.node.api import create_api
@@ -81,7 +81,7 @@ class Node:
         return {
             "account": self.context.account,
             "network": self.context.network,
-            "addresses": self.control.addresses,
+            "addresses": list(self.control.addresses),
             "peers": sorted(self.control.peers),
             "height": replica.height,
             "head": replica.head,
@@ -124,7 +124,7 @@ class Node:
         entry = self.context.seal(JobPost, **fields)
         self._accept(entry.raw, self.context.account)
         self._own_orders[entry.id] = entry
-        await self.control.publish_order(entry.raw)
+        self.control.publish_order(entry.raw)
         return entry.id
 
     async def post_order(self, order_id: str) -> tuple[str, int]:
@@ -175,7 +175,7 @@ class Node:
             await trio.sleep(REPUBLISH_S)
             self.book.expire(now_ms())
             for entry in list(self._own_orders.values()):
-                await self.control.publish_order(entry.raw)
+                self.control.publish_order(entry.raw)
 
     async def _serve_api(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         token = secrets.token_urlsafe(32)
@@ -202,6 +202,12 @@ class Node:
             task_status.started()
             await self._stop.wait()
             nursery.cancel_scope.cancel()
+
+
+def _punish(control: ControlHost, peer: str, error: PeerError) -> None:
+    """Disconnect a peer for bytes no honest node forwards; an entry that a rule refuses may be honest but late."""
+    if not isinstance(error, RuleError):
+        control.disconnect(peer, error)
 
 
 @contextlib.asynccontextmanager
@@ -237,7 +243,7 @@ async def open_node(
                     network,
                     listen=(settings.listen_host, settings.listen_port),
                     bootstrap=settings.bootstrap,
-                    bulk=bulk,
+                    on_bulk=bulk.add_source,
                     on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
                     on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
                     on_peer_down=lambda peer: ledger.post(core.PeerDown(peer)),
@@ -249,7 +255,7 @@ async def open_node(
                     store,
                     send=control.send,
                     broadcast=control.broadcast,
-                    misbehaved=control.misbehaved,
+                    misbehaved=lambda peer, error: _punish(control, peer, error),
                 )
                 context = NodeContext(
                     identity=identity,
@@ -265,7 +271,8 @@ async def open_node(
                 )
                 node = Node(data, settings, context, control, book, worker=worker, poison=poison)
                 holder.append(node)
-                async with control, trio.open_nursery() as nursery:
+                async with control.run(), trio.open_nursery() as nursery:
+                    control.announce_bulk(bulk.peer, bulk.addresses)
                     await nursery.start(node.run)
                     yield node
                     nursery.cancel_scope.cancel()
