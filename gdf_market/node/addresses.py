@@ -93,3 +93,8 @@ def _interfaces(family: str) -> list[str]:
             if entry.family == wanted and not ipaddress.ip_address(entry.address.partition("%")[0]).is_link_local:
                 found.append(entry.address)
     return sorted(found, key=lambda host: (ipaddress.ip_address(host).is_loopback, host))  # loopback is the last resort
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an IP address (or name) of a peer is this very machine."""
+    return host == "::1" or host.startswith("127.")

@@ -115,9 +115,9 @@ def read_hello(payload: bytes, network: str, peer: str) -> Hello:
     return hello
 
 
-def frame(kind: int, payload: bytes) -> bytes:
+def frame(kind: int, payload: bytes, *, max_payload: int = limits.MAX_FRAME_BYTES) -> bytes:
     """Return the bytes of one frame."""
-    assert len(payload) <= limits.MAX_FRAME_BYTES
+    assert len(payload) <= max_payload
     return (len(payload) + 1).to_bytes(4, "big") + bytes((kind,)) + payload
 
 

@@ -22,7 +22,8 @@ from libp2p.pubsub.validators import signature_validator
 
 from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, ensure
 from gdf_market.node import limits
-from gdf_market.node.frames import FloodError, StreamEndedError, StreamReader
+from gdf_market.node.collapse import collapsing
+from gdf_market.node.frames import FloodError, StreamReader
 from gdf_market.node.p2p import Blame, Host, run_service, safe_handler
 
 OnOrder = Callable[[bytes, str], bool]
@@ -64,9 +65,8 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
         self.counters = host.counters
         self._topic = topic
         self._on_order = on_order
-        self._blame = blame
         self._bad: dict[str, limits.Bucket] = {}
-        self._safe = safe_handler(self._read, host.counters, self._blamed)
+        self._safe = safe_handler(self._read, host.counters, blame)
         super().__init__(host.raw, router, allowed_topics={topic})
         self.counter = time.time_ns()  # seconds, the stock value, make a restarted node's messages look old
 
@@ -82,10 +82,6 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
         queue = self.peer_queues.get(peer_id)
         if queue is not None:
             queue._queue.max_size = _QUEUE_RPCS
-
-    def _blamed(self, peer: str, error: PeerError) -> None:
-        if not isinstance(error, StreamEndedError):
-            self._blame(peer, error)
 
     async def _read(self, stream: INetStream) -> None:
         peer_id = stream.muxed_conn.peer_id
@@ -188,11 +184,12 @@ class OrderGossip:
         async with run_service(self._pubsub, self._counters), run_service(self._router, self._counters):
             await self._pubsub.wait_until_ready()
             await self._pubsub.subscribe(self.topic)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._publish_queued)
-                nursery.start_soon(self._announce)
-                yield
-                nursery.cancel_scope.cancel()
+            with collapsing():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._publish_queued)
+                    nursery.start_soon(self._announce)
+                    yield
+                    nursery.cancel_scope.cancel()
 
     def publish(self, raw: bytes) -> bool:
         """Queue an order for all peers; False when too many wait already.  OversizedError above the limit."""

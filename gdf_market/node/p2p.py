@@ -33,7 +33,9 @@ from multiaddr import Multiaddr
 from gdf_market.errors import LocalError, PeerError
 from gdf_market.node import limits
 from gdf_market.node.addresses import advertised, multiaddr_of
+from gdf_market.node.collapse import collapsing
 from gdf_market.node.counters import Counters
+from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.muxer import LimitedMuxers
 from gdf_market.node.transport import CappedTCP, check_port_free
 
@@ -75,28 +77,32 @@ class ContainedManager(TrioManager):  # type: ignore[misc]
 async def run_service(service: Any, counters: Counters) -> AsyncIterator[None]:
     """Run a libp2p service (swarm, pubsub, router) in the background of the block."""
     manager = ContainedManager(service, counters)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(manager.run)
-        await manager.wait_started()
-        try:
-            yield
-        finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(5):
-                await manager.stop()
-            nursery.cancel_scope.cancel()
+    with collapsing():
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(manager.run)
+            await manager.wait_started()
+            try:
+                yield
+            finally:
+                with trio.CancelScope(shield=True), trio.move_on_after(5):
+                    await manager.stop()
+                nursery.cancel_scope.cancel()
 
 
 def safe_handler(handler: StreamHandler, counters: Counters, blame: Blame) -> StreamHandler:
     """Return ``handler`` so that nothing escapes it and its stream is always reset in the end.
 
-    A PeerError goes to ``blame(peer, error)``, which decides about the peer; any
-    other exception is counted under ``handler`` and costs the peer its stream.
+    A PeerError is counted under its reason and goes to ``blame(peer, error)``, which
+    decides about the peer (but StreamEndedError, which is no fault); any other
+    exception is counted under ``handler`` and costs the peer its stream.
     """
 
     async def handle(stream: INetStream) -> None:
         peer = str(stream.muxed_conn.peer_id)
         try:
             await handler(stream)
+        except StreamEndedError:
+            pass
         except PeerError as error:
             counters.add(error.reason, peer=peer, error=str(error))
             blame(peer, error)
@@ -124,6 +130,11 @@ class Host:
     def swarm(self) -> Any:
         """The library's network object."""
         return self.raw.get_network()
+
+    @property
+    def port(self) -> int:
+        """The TCP port that the host listens on."""
+        return int(str(self.raw.get_transport_addrs()[0]).split("/")[4])
 
     @property
     def inbound(self) -> int:

@@ -1,0 +1,118 @@
+"""Serving blobs: `/gdf/blob/1`, one request frame, one answer frame, on a stream that stays open (docs/protocol.md)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+import msgspec
+import trio
+from libp2p.abc import INetStream
+
+from gdf_market.blobs.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
+from gdf_market.blobs.store import BlobStore, DamagedBlobError, MissingBlobError
+from gdf_market.codec import Hash, Record, UInt, decode, encode
+from gdf_market.errors import MalformedError, PeerError, ensure
+from gdf_market.node import limits
+from gdf_market.node.counters import Counters
+from gdf_market.node.frames import OtherNetworkError, StreamReader, frame, write
+
+PROTOCOL = "/gdf/blob/1"
+REQUEST = 0  # kind of a request frame; the kinds of an answer follow
+FOUND, ABSENT = 0, 1
+MAX_ANSWER_BYTES = max(CHUNK_BYTES, MAX_MANIFEST_BYTES)
+
+
+class BlobRequest(Record, frozen=True, kw_only=True):
+    """``index`` is the chunk's, and 0 for the other operations."""
+
+    op: Annotated[str, msgspec.Meta(pattern=r"\A(manifest|chunk|has)\Z")]
+    root: Hash
+    index: UInt = 0
+    network: Hash  # a node serves the blobs of its own network only
+
+
+class BlobServer:
+    """Answers requests from a BlobStore; disk work runs in threads, a bounded number at once."""
+
+    def __init__(self, store: BlobStore, network: str, counters: Counters) -> None:
+        self._store, self._network, self._counters = store, network, counters
+        self._unwelcome: dict[str, float] = {}
+        self._slots = trio.CapacityLimiter(limits.SERVING_SLOTS)
+        self._peers: dict[str, trio.Semaphore] = {}
+        self._users: dict[str, int] = {}
+        self._upload: limits.Bucket | None = None
+        self.sent_bytes = 0
+
+    def limit_upload(self, bytes_per_s: int) -> None:
+        """Send at most this much a second to all together (0: no limit)."""
+        self._upload = limits.Bucket(float(bytes_per_s), float(2 * CHUNK_BYTES)) if bytes_per_s else None
+
+    async def handle(self, stream: INetStream) -> None:
+        """Serve one stream until the peer ends it, is idle, or breaks the protocol (PeerError)."""
+        peer = str(stream.muxed_conn.peer_id)
+        if self._unwelcome.get(peer, 0.0) > trio.current_time():
+            return
+        reader = StreamReader(stream, limits.Bucket(float(1 << 20), float(1 << 20)))
+        while True:
+            with trio.move_on_after(limits.IDLE_STREAM_S) as idle:
+                kind, payload = await reader.frame(limits.REQUEST_BYTES)
+            if idle.cancelled_caught:
+                return
+            ensure(kind == REQUEST, MalformedError(f"a blob frame of kind {kind}"))
+            request = decode(payload, BlobRequest, max_bytes=limits.REQUEST_BYTES)
+            ensure(request.network == self._network, OtherNetworkError(f"{peer} asks for a blob of another network"))
+            async with self._slot(peer):
+                if not await self._answer(request, stream):
+                    return
+
+    def blame(self, peer: str, error: PeerError) -> None:
+        """Refuse a peer that broke the protocol for a while."""
+        if isinstance(error, OtherNetworkError):
+            return
+        if len(self._unwelcome) >= limits.MAX_BANNED:
+            del self._unwelcome[next(iter(self._unwelcome))]
+        self._unwelcome[peer] = trio.current_time() + limits.BAN_S
+
+    @asynccontextmanager
+    async def _slot(self, peer: str) -> AsyncIterator[None]:
+        """Wait for one of the peer's slots, then for one of all."""
+        mine = self._peers.setdefault(peer, trio.Semaphore(limits.SLOTS_PER_PEER))
+        self._users[peer] = self._users.get(peer, 0) + 1
+        try:
+            async with mine, self._slots:
+                yield
+        finally:
+            self._users[peer] -= 1
+            if not self._users[peer]:
+                del self._users[peer], self._peers[peer]
+
+    async def _answer(self, request: BlobRequest, stream: INetStream) -> bool:
+        data = await trio.to_thread.run_sync(self._look_up, request)
+        status, payload = (ABSENT, b"") if data is None else (FOUND, data)
+        if self._upload is not None:
+            await trio.sleep(self._upload.spend(len(payload), trio.current_time()))
+        with trio.move_on_after(limits.CHUNK_S) as slow:
+            await write(stream, frame(status, payload, max_payload=MAX_ANSWER_BYTES))
+        if slow.cancelled_caught:
+            self._counters.add("slow-reader", peer=str(stream.muxed_conn.peer_id))
+            return False
+        self.sent_bytes += len(payload)
+        return True
+
+    def _look_up(self, request: BlobRequest) -> bytes | None:
+        try:
+            if request.op == "has":
+                return b"" if self._store.has(request.root) else None
+            manifest = self._store.manifest(request.root)
+            if request.op == "manifest":
+                return encode(manifest)
+            if request.index >= len(manifest.hashes):
+                return None
+            return self._store.read_chunk(request.root, request.index)
+        except MissingBlobError:
+            return None
+        except DamagedBlobError as error:
+            self._counters.add("damaged", error=str(error))
+            return None

@@ -1,0 +1,157 @@
+"""The bulk process: `python -m gdf_market.node.bulk_process`, a libp2p host that only moves blobs.
+
+One JSON request per line on stdin, one JSON reply per line on stdout, matched
+by ``id``.  The first is ``start``.  When stdin closes, whatever happened to the
+node, the process ends: nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import structlog
+import trio
+
+from gdf_market.blobs.store import BlobStore
+from gdf_market.errors import GdfError, LocalError, PeerError, StorageError, UnreachableError, UserError
+from gdf_market.node.blob_client import BlobClient
+from gdf_market.node.blob_server import PROTOCOL, BlobServer
+from gdf_market.node.collapse import collapsing
+from gdf_market.node.counters import Counters
+from gdf_market.node.p2p import Host, open_host
+
+MAX_LINE_BYTES = 1 << 20
+_READ_BYTES = 65_536
+
+
+async def _lines() -> AsyncIterator[bytes]:
+    """Yield the lines of stdin; file descriptors, because a thread that waits in a Python stream blocks the exit."""
+    buffer = bytearray()
+    while data := await trio.to_thread.run_sync(os.read, 0, _READ_BYTES, abandon_on_cancel=True):  # type: ignore[call-arg]  # stubs older than trio
+        buffer += data
+        *complete, rest = bytes(buffer).split(b"\n")
+        buffer = bytearray(rest)
+        for line in complete:
+            yield line
+        if len(buffer) > MAX_LINE_BYTES:
+            return
+
+
+def _write(line: bytes) -> None:
+    while line:
+        line = line[os.write(1, line) :]
+
+
+class _Service:
+    def __init__(self, host: Host, client: BlobClient, server: BlobServer, nursery: trio.Nursery) -> None:
+        self._host, self._client, self._server, self._nursery = host, client, server, nursery
+        self._writing = trio.Lock()
+        self._calls: dict[int, trio.CancelScope] = {}
+
+    async def reply(self, message: dict[str, Any]) -> None:
+        """Write one reply."""
+        async with self._writing:
+            await trio.to_thread.run_sync(_write, json.dumps(message).encode() + b"\n")
+
+    async def serve(self, lines: AsyncIterator[bytes]) -> None:
+        """Carry out requests until ``stop`` or the end of stdin."""
+        async for line in lines:
+            request = json.loads(line)
+            if request["op"] == "stop":
+                return
+            if request["op"] == "cancel":
+                scope = self._calls.get(request["target"])
+                if scope is not None:
+                    scope.cancel()
+                continue
+            self._nursery.start_soon(self._call, request)
+
+    async def _call(self, request: dict[str, Any]) -> None:
+        number = request["id"]
+        with trio.CancelScope() as scope:
+            self._calls[number] = scope
+            try:
+                answer = {"id": number, "ok": await self._do(request)}
+            except Exception as error:  # goes to the node, which raises it again
+                answer = failure(number, error)
+            finally:
+                del self._calls[number]
+            await self.reply(answer)
+
+    async def _do(self, request: dict[str, Any]) -> Any:
+        match request["op"]:
+            case "add_source":
+                self._client.add_source(request["account"], request["peer"], request["addresses"])
+            case "remove_source":
+                self._client.remove_source(request["account"])
+            case "fetch":
+                return str(await self._client.fetch(request["root"], request["max_bytes"]))
+            case "holders":
+                return await self._client.holders(request["root"])
+            case "limits":
+                self._server.limit_upload(request["upload_bytes_per_s"])
+            case "stats":
+                return {"counters": self._host.counters.snapshot(), "sent_bytes": self._server.sent_bytes}
+            case other:
+                raise LocalError(f"unknown operation {other!r}")
+        return None
+
+
+def failure(number: int, error: Exception) -> dict[str, Any]:
+    """Return the reply that tells ``error``; bulk.py makes the same class of it again."""
+    if isinstance(error, PeerError):
+        kind = f"peer-{error.reason}"
+    else:
+        names = {UnreachableError: "unreachable", StorageError: "storage", UserError: "user"}
+        kind = next((name for cls, name in names.items() if isinstance(error, cls)), "local")
+    text = str(error) if isinstance(error, GdfError) else repr(error)
+    return {"id": number, "error": text, "kind": kind}
+
+
+async def _main() -> None:
+    lines = _lines()
+    start = json.loads(await anext(lines))
+    counters = Counters()
+    try:
+        with collapsing():
+            store = BlobStore(Path(start["store"]))
+            server = BlobServer(store, start["network"], counters)
+            async with (
+                open_host(
+                    bytes.fromhex(start["seed"]),
+                    (start["host"], start["port"]),
+                    announce=start["announce"],
+                    counters=counters,
+                    prepare=lambda host: host.handle(PROTOCOL, server.handle, server.blame),
+                ) as host,
+                trio.open_nursery() as nursery,
+            ):
+                service = _Service(host, BlobClient(host, store, start["network"]), server, nursery)
+                started = {"peer": host.account, "addresses": list(host.addresses), "port": host.port}
+                await service.reply({"id": start["id"], "ok": started})
+                await service.serve(lines)
+                nursery.cancel_scope.cancel()
+    except GdfError as error:
+        _write(json.dumps(failure(start["id"], error)).encode() + b"\n")
+
+
+def main() -> None:
+    """Run until stdin closes."""
+    sys.stdout = sys.stderr  # stdout carries replies only
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal; the node decides when to end
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    trio.run(_main)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,352 @@
+"""Links: a pair of frame streams with each connected peer, from hello to end.
+
+Rules kept here:
+1. `on_peer_up(peer)` once both sides said hello, `on_peer_down(peer)` exactly
+   once after it; frames are delivered only in between, in the order they were sent.
+2. A new stream of a peer that has one ends the old link and starts a new one, so
+   two nodes that dial each other at once, or one that restarts, end with one link.
+3. Who breaks the protocol or goes beyond its limits is disconnected and not
+   welcome for a while.
+4. A callback that raises is counted and the link goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import trio
+from libp2p.abc import INetStream, INotifee
+
+from gdf_market.errors import MalformedError, PeerError, ensure
+from gdf_market.node import limits
+from gdf_market.node.discovery import Discovery, jitter
+from gdf_market.node.frames import (
+    DATA,
+    HELLO,
+    PROTOCOL,
+    BulkAddress,
+    Hello,
+    OtherNetworkError,
+    StreamEndedError,
+    StreamReader,
+    check_voucher,
+    frame,
+    read_hello,
+    write,
+)
+from gdf_market.node.link import Link
+from gdf_market.node.p2p import Host
+
+log = structlog.get_logger("gdf.net")
+
+
+class FullError(PeerError):
+    """One link more than this node accepts; no fault."""
+
+    reason = "full"
+
+
+class BannedError(PeerError):
+    """A peer that was disconnected for a reason and came back too soon."""
+
+    reason = "banned"
+
+
+@dataclass(frozen=True)
+class Callbacks:
+    """What the node is told; plain functions that return soon.  Peers are account ids."""
+
+    on_frame: Callable[[str, bytes], None]
+    on_peer_up: Callable[[str], None]
+    on_peer_down: Callable[[str], None]
+    on_bulk: Callable[[str, BulkAddress], None]
+
+
+class _Watcher(INotifee):  # type: ignore[misc]
+    """Passes connections made and lost on to the control host."""
+
+    def __init__(self, connected: Callable[[str], None], disconnected: Callable[[str], None]) -> None:
+        self._connected, self._disconnected = connected, disconnected
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        self._connected(str(conn.muxed_conn.peer_id))
+
+    async def disconnected(self, network: Any, conn: Any) -> None:
+        self._disconnected(str(conn.muxed_conn.peer_id))
+
+    async def opened_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def closed_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def listen(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+
+class Links:
+    """All links of one host.  ``make_hello`` gives the payload of our hello as of now."""
+
+    def __init__(
+        self,
+        host: Host,
+        network: str,
+        discovery: Discovery,
+        nursery: trio.Nursery,
+        callbacks: Callbacks,
+        make_hello: Callable[[], bytes],
+        left: Callable[[str], None],
+    ) -> None:
+        self._host, self._network, self._discovery, self._nursery = host, network, discovery, nursery
+        self._callbacks, self._make_hello, self._left = callbacks, make_hello, left
+        self._book = discovery.book
+        self.news = trio.Event()  # our hello changed
+        self.bulk_hints: dict[str, BulkAddress] = {}
+        self.up: dict[str, Link] = {}
+        self._links: dict[str, Link] = {}  # the latest link of each connected peer, up or not yet
+        self._sessions: dict[str, str] = {}
+        self._keepers: dict[str, trio.Event] = {}  # set: something changed, look again
+        host.handle(PROTOCOL, self._hear, self.blame)
+        host.swarm.register_notifee(_Watcher(self._connected, self._wake))
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def queue(self, link: Link, packed: bytes) -> bool:
+        """Queue a frame; a peer that has too much waiting is dropped."""
+        if link.outbox.put(packed):
+            return True
+        self._host.counters.add("slow", peer=link.account)
+        self.disconnect(link.account, "too much waits for it")
+        return False
+
+    def disconnect(self, peer: str, reason: str, *, ban_s: float = limits.BAN_S) -> None:
+        """Close everything with ``peer`` and refuse it for ``ban_s`` seconds."""
+        log.info("disconnecting peer", peer=peer, reason=reason)
+        self._host.counters.add("disconnected", peer=peer)
+        self._book.ban(peer, trio.current_time() + ban_s)
+        link = self._links.get(peer)
+        if link is not None:
+            self._end(link, reason)
+        self._nursery.start_soon(self._host.close_peer, peer)
+
+    def blame(self, peer: str, error: PeerError) -> None:
+        """Decide about a peer whose handler ended with ``error`` (counted already)."""
+        if isinstance(error, BannedError):
+            self._nursery.start_soon(self._host.close_peer, peer)
+            return
+        seconds = limits.OTHER_NETWORK_S if isinstance(error, OtherNetworkError) else limits.BAN_S
+        self.disconnect(peer, f"{error.reason}: {error}", ban_s=seconds)
+
+    def end_all(self) -> None:
+        """End every link (the node stops)."""
+        for link in list(self._links.values()):
+            self._end(link, "this node stops")
+
+    def _connected(self, peer: str) -> None:
+        if self._book.is_banned(peer, trio.current_time()):
+            self._nursery.start_soon(self._host.close_peer, peer)
+        elif peer not in self._keepers:
+            self._keepers[peer] = trio.Event()
+            self._nursery.start_soon(self._keep, peer)
+
+    def _wake(self, peer: str) -> None:
+        if peer in self._keepers:
+            self._keepers[peer].set()
+
+    async def _keep(self, peer: str) -> None:
+        """Have a link with ``peer`` for as long as there is a connection to it."""
+        pause = 0.1
+        try:
+            while self._is_connected(peer) and not self._book.is_banned(peer, trio.current_time()):
+                link = self._links.get(peer)
+                if link is None:
+                    link = self._links[peer] = Link(peer)
+                await self._speak(link)
+                pause = 0.1 if link.up.is_set() else min(pause * 2, 30.0)
+                if peer in self._links:
+                    continue  # the peer opened a new one already
+                self._keepers[peer] = trio.Event()
+                with trio.move_on_after(pause * (0.5 + jitter())):
+                    await self._keepers[peer].wait()
+        finally:
+            self._keepers.pop(peer, None)
+            left = self._links.get(peer)
+            if left is not None:
+                self._end(left, "connection lost")
+            self._left(peer)
+            self._discovery.lost(peer)
+
+    async def _speak(self, link: Link) -> None:
+        """Open our stream, say hello, and send what is queued until the link ends."""
+        try:
+            stream = await self._host.open_stream(link.account, PROTOCOL)
+        except Exception as error:
+            self._host.counters.add("no-stream", peer=link.account, error=repr(error))
+            self._end(link, "peer opens no stream")
+            return
+        try:
+            with link.scope():
+                await self._drain(link, stream)
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(2):
+                await stream.reset()
+
+    async def _drain(self, link: Link, stream: INetStream) -> None:
+        try:
+            await self._write(link, stream, frame(HELLO, self._make_hello()))
+            link.spoken = True
+            self._settle(link)
+            while True:
+                await self._write(link, stream, await link.outbox.take())
+        except PeerError as error:
+            self._end(link, str(error))
+
+    async def _write(self, link: Link, stream: INetStream, data: bytes) -> None:
+        link.writing_since = trio.current_time()
+        await write(stream, data)
+        link.writing_since = float("inf")
+
+    async def _hear(self, stream: INetStream) -> None:
+        """Serve the stream that a peer opened to us."""
+        peer = str(stream.muxed_conn.peer_id)
+        ensure(not self._book.is_banned(peer, trio.current_time()), BannedError(f"{peer} is banned"))
+        reader = StreamReader(stream, limits.Bucket(limits.BYTES_PER_S, limits.BYTES_BURST))
+        with trio.move_on_after(limits.HELLO_S) as scope:
+            kind, payload = await reader.frame(limits.MAX_HELLO_BYTES)
+        ensure(not scope.cancelled_caught, MalformedError(f"{peer} said no hello in {limits.HELLO_S:.0f} s"))
+        ensure(kind == HELLO, MalformedError(f"{peer} began with a frame of kind {kind}"))
+        hello = read_hello(payload, self._network, peer)
+        bulk = self._check_bulk(hello)
+        if self._sessions.get(peer, hello.session) != hello.session:
+            await self._close_older(peer, stream)
+        link = self._adopt(peer)
+        try:
+            with link.scope():
+                self._heard(link, hello, bulk, stream)
+                await self._read(link, reader, stream)
+        finally:
+            self._end(link, "peer ended its stream")
+
+    def _adopt(self, peer: str) -> Link:
+        link = self._links.get(peer)
+        if link is not None and link.hello is not None:
+            self._end(link, "peer opened a new stream")
+            link = None
+        if link is None:
+            ensure(len(self._links) < limits.MAX_LINKS, FullError(f"{limits.MAX_LINKS} links are the most"))
+            link = self._links[peer] = Link(peer)
+            self._wake(peer)
+        return link
+
+    async def _read(self, link: Link, reader: StreamReader, stream: INetStream) -> None:
+        with trio.move_on_after(limits.HELLO_S):
+            await link.up.wait()
+        ensure(link.up.is_set(), StreamEndedError("our own stream did not open in time"))
+        while True:
+            kind, payload = await reader.frame()
+            link.meter(hello=kind == HELLO)
+            if kind == DATA:
+                self._deliver(link, payload)
+            elif kind == HELLO:
+                hello = read_hello(payload, self._network, link.account)
+                self._heard(link, hello, self._check_bulk(hello), stream)
+            else:
+                raise MalformedError(f"a frame of unknown kind {kind}")
+
+    def _deliver(self, link: Link, payload: bytes) -> None:
+        if link.ended.is_set():
+            return
+        try:
+            self._callbacks.on_frame(link.account, payload)
+        except PeerError:
+            raise
+        except Exception as error:  # our bug, not the peer's
+            self._host.counters.add("callback", error=repr(error))
+
+    def _check_bulk(self, hello: Hello) -> BulkAddress | None:
+        if hello.bulk is None:
+            return None
+        return check_voucher(hello.bulk, self._network, hello.account, time.time_ns() // 1_000_000)
+
+    def _heard(self, link: Link, hello: Hello, bulk: BulkAddress | None, stream: INetStream) -> None:
+        link.hello = hello
+        self._sessions.pop(link.account, None)
+        self._sessions[link.account] = hello.session
+        if len(self._sessions) > limits.MAX_KNOWN_PEERS:
+            del self._sessions[next(iter(self._sessions))]
+        self._discovery.learn(hello, stream.muxed_conn.get_remote_address())
+        if bulk is not None and bulk != self.bulk_hints.get(link.account):
+            self.bulk_hints[link.account] = bulk
+            self._call(self._callbacks.on_bulk, link.account, bulk)
+        self._settle(link)
+
+    def _settle(self, link: Link) -> None:
+        if link.hello is None or not link.spoken or link.up.is_set() or link.ended.is_set():
+            return
+        self.up[link.account] = link
+        link.up.set()
+        self._book.linked(link.account)
+        self.news.set()
+        log.info("peer up", peer=link.account)
+        self._call(self._callbacks.on_peer_up, link.account)
+
+    def _end(self, link: Link, reason: str) -> None:
+        if link.ended.is_set():
+            return
+        link.end()
+        if self._links.get(link.account) is link:
+            del self._links[link.account]
+        if self.up.get(link.account) is link:
+            del self.up[link.account]
+            self.bulk_hints.pop(link.account, None)
+            log.info("peer down", peer=link.account, reason=reason)
+            self._call(self._callbacks.on_peer_down, link.account)
+
+    def _call(self, callback: Callable[..., object], *args: object) -> None:
+        try:
+            callback(*args)
+        except Exception as error:
+            self._host.counters.add("callback", error=repr(error))
+
+    async def _close_older(self, peer: str, stream: INetStream) -> None:
+        """The peer started anew: what its old process left open is dead, even if nobody told us."""
+        link = self._links.get(peer)
+        if link is not None:
+            self._end(link, "peer started anew")
+        for conn in self._connections(peer):
+            if conn.muxed_conn is not stream.muxed_conn:
+                with trio.move_on_after(2):
+                    await conn.close()
+
+    async def watch(self, gossiping: Callable[[], set[str]]) -> None:
+        """Close connections that hang in a write, or that serve neither a link nor gossip."""
+        useless: dict[str, float] = {}
+        while True:
+            await trio.sleep(1)
+            now = trio.current_time()
+            for link in list(self._links.values()):
+                if now - link.writing_since > limits.WRITE_S:
+                    self._host.counters.add("hanging", peer=link.account)
+                    self._end(link, "a write hangs")
+                    self._nursery.start_soon(self._host.close_peer, link.account)
+            used = set(self.up) | gossiping()
+            idle = [peer for peer in self._host.connected() if peer not in used]
+            useless = {peer: useless.get(peer, now) for peer in idle}
+            for peer, since in useless.items():
+                if now - since > limits.IDLE_PEER_S:
+                    self._host.counters.add("idle", peer=peer)
+                    self._nursery.start_soon(self._host.close_peer, peer)
+
+    def _connections(self, peer: str) -> list[Any]:
+        return [conn for conn in self._host.connections(peer) if not conn.is_closed]
+
+    def _is_connected(self, peer: str) -> bool:
+        return bool(self._connections(peer))
