@@ -93,6 +93,7 @@ class Replica:
         self._catch_up = CatchUp(self.network)
         self._now = 0
         self._started = False
+        self._parent: Tip | None = None  # what the frontier's leader builds on; None while it is missing here
         self._tip_hash = ""
         self._included: set[str] = set()  # entries of the blocks from above the head to the tip
         self._wake_ms: int | None = None  # when the rules have something to do on the tip
@@ -115,6 +116,11 @@ class Replica:
     def height(self) -> int:
         """The height of the last finalized block; 0 before the first."""
         return self._chain.head.height
+
+    @property
+    def state_root(self) -> str:
+        """The hash of the state after the last finalized block."""
+        return self._chain.head.sum.root()
 
     @property
     def head(self) -> str:
@@ -350,17 +356,15 @@ class Replica:
 
     # ---- leading and passing over
 
-    def _parent(self) -> Tip | None:
-        parent = self._quorum.parent_for_proposal(lambda hash_: self._chain.tip(hash_) is not None)
-        return self._chain.tip(parent.hash) if parent is not None else None
-
     def _tip(self) -> Tip:
-        return self._parent() or self._chain.head
+        return self._parent or self._chain.head
 
     def _follow_tip(self) -> None:
         """After the tip or the frontier moved: check entries against it, note when the slot began."""
         if self._entered[0] != self._quorum.frontier:
             self._entered = (self._quorum.frontier, self._now)
+        parent = self._quorum.parent_for_proposal(lambda hash_: self._chain.tip(hash_) is not None)
+        self._parent = self._chain.tip(parent.hash) if parent is not None else None
         tip = self._tip()
         if tip.hash != self._tip_hash:
             self._tip_hash, self._included = tip.hash, self._chain.included(tip.hash)
@@ -370,7 +374,7 @@ class Replica:
             self._admission.note_work(self._included, self._now)
 
     def _situation(self) -> pace.Situation:
-        parent = self._parent()
+        parent = self._parent
         return pace.Situation(
             entered_ms=self._entered[1],
             parent_ms=parent.time_ms if parent is not None else None,
@@ -394,8 +398,8 @@ class Replica:
 
     def _propose(self) -> bool:
         self._follow_tip()
-        parent = self._parent()
-        if not self._leads() or parent is None or self._now < pace.propose_at(self._situation()):
+        parent = self._parent
+        if parent is None or not self._leads() or self._now < pace.propose_at(self._situation()):
             return False
         assert self._key is not None
         slot = self._quorum.frontier
@@ -433,13 +437,15 @@ class Replica:
         return self._status_ms + limits.STATUS_MS * (1 if unsettled else limits.QUIET_STATUSES)
 
     def _arm(self) -> None:
-        situation = self._situation()
         deadlines = [self._status_deadline(), self._admission.relay_deadline()]
         deadlines.append(self._catch_up.deadline(self._chain.head))
-        if self._leads() and situation.parent_ms is not None:
-            deadlines.append(pace.propose_at(situation))
-        if self._quorum.may_skip(self._quorum.frontier):
-            deadlines.append(pace.skip_at(situation))
+        leads, may_skip = self._leads(), self._quorum.may_skip(self._quorum.frontier)
+        if leads or may_skip:
+            situation = self._situation()
+            if leads and self._parent is not None:
+                deadlines.append(pace.propose_at(situation))
+            if may_skip:
+                deadlines.append(pace.skip_at(situation))
         deadlines += [
             block.header.time_ms - limits.MAX_CLOCK_AHEAD_MS
             for block in self._proposals.waiting(self._chain.candidates)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
 import rich_click as click
+from click.exceptions import Abort, ClickException, Exit
+from rich_click import rich_click as style
 
 from gdf_market import __version__
 from gdf_market.commands.common import App
 from gdf_market.errors import GdfError
 
-click.rich_click.COMMAND_GROUPS = {
+style.COMMAND_GROUPS = {
     "gdf-market": [
         {"name": "Start here", "commands": ["demo", "init", "status", "doctor"]},
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
@@ -21,7 +24,40 @@ click.rich_click.COMMAND_GROUPS = {
 }
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+# Commands are imported when they are used: most need neither torch nor libp2p, and starting should not wait for them.
+COMMANDS = {
+    "demo": "demo",
+    "init": "init",
+    "key": "init",
+    "status": "node",
+    "doctor": "node",
+    "node": "node",
+    "post": "post",
+    "jobs": "jobs",
+    "market": "market",
+    "work": "work",
+    "wallet": "wallet",
+    "ledger": "ledger",
+    "explorer": "explorer",
+}
+
+
+class LazyGroup(click.RichGroup):
+    """A group whose commands live in modules of this package."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command = getattr(importlib.import_module(f"gdf_market.commands.{module}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
 @click.option("--data-dir", type=click.Path(path_type=Path), envvar="GDF_DATA_DIR", help="Data folder of this node.")
 @click.option("--json", "as_json", is_flag=True, help="Print results as JSON on stdout.")
 @click.option("--quiet", is_flag=True, help="No messages, results only.")
@@ -57,44 +93,22 @@ def cli(
     )
 
 
-def _register() -> None:
-    from gdf_market.commands import demo, explorer, init, jobs, ledger, market, node, post, wallet, work
-
-    for command in (
-        demo.demo,
-        init.init,
-        init.key,
-        node.status,
-        node.doctor,
-        node.node,
-        post.post,
-        jobs.jobs,
-        market.market,
-        work.work,
-        wallet.wallet,
-        ledger.ledger,
-        explorer.explorer,
-    ):
-        cli.add_command(command)
-
-
 def main() -> None:
     """Entry point of the ``gdf-market`` script: typed errors become one sentence and an exit code."""
     if hasattr(sys.stdout, "reconfigure"):  # Windows consoles may not default to UTF-8
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
         sys.stderr.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     try:
-        _register()
         cli.main(standalone_mode=False)
-    except click.exceptions.Abort:
+    except Abort:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
-    except click.exceptions.Exit as error:
+    except Exit as error:
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except GdfError as error:

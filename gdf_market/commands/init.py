@@ -117,6 +117,8 @@ def _genesis_of_invite(text: str) -> tuple[Genesis, list[str]]:
     from gdf_market.node.invite import parse_invite
 
     invite = parse_invite(text)
+    if invite.genesis is None:
+        raise UsageError(f"the genesis of {invite.name} is too large for an invite; copy genesis.json from a member")
     return invite.genesis, list(invite.bootstrap)
 
 

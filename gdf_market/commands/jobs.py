@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import rich_click as click
 import trio
-from ledger.store import LedgerStore
 
 from contracts.records import Audit, Bid, Dispute, Job, Round, Unit
 from gdf_market.commands.common import App, pass_app, short, table
@@ -18,6 +17,8 @@ from gdf_market.commands.session import run_async, with_client
 from gdf_market.errors import LocalError, UsageError
 from gdf_market.node.client import NodeClient
 from gdf_market.units import format_credits
+from ledger.reading import record_of, records_of
+from ledger.store import LedgerStore
 
 
 @click.group()
@@ -33,8 +34,8 @@ def list_jobs(app: App) -> None:
     Example: gdf-market jobs ls
     """
     with open_ledger(app) as store:
-        found = sorted(store.records("job"), key=lambda job: (job.posted_ms, job.id))
-    rows = [
+        found = sorted(records_of(store, Job), key=lambda job: (job.posted_ms, job.id))
+    rows: list[dict[str, Any]] = [
         {
             "id": job.id,
             "title": job.spec.title,
@@ -62,12 +63,12 @@ def list_jobs(app: App) -> None:
 
 def job_report(store: LedgerStore, job_id: str) -> dict[str, Any]:
     """Return everything the ledger knows about a job, as plain JSON values."""
-    job: Job = store.record(f"job/{job_id}")
-    rounds: list[Round] = sorted(store.records(f"round/{job_id}/"), key=lambda record: record.index)
-    units: list[Unit] = sorted(store.records(f"unit/{job_id}/"), key=lambda record: (record.round, record.slot))
-    audits: list[Audit] = store.records(f"audit/{job_id}/")
-    disputes: list[Dispute] = store.records(f"dispute/{job_id}/")
-    bids: list[Bid] = store.records(f"bid/{job_id}/")
+    job = _require(store, job_id)
+    rounds: list[Round] = sorted(records_of(store, Round, f"round/{job_id}/"), key=lambda record: record.index)
+    units: list[Unit] = sorted(records_of(store, Unit, f"unit/{job_id}/"), key=lambda unit: (unit.round, unit.slot))
+    audits: list[Audit] = records_of(store, Audit, f"audit/{job_id}/")
+    disputes: list[Dispute] = records_of(store, Dispute, f"dispute/{job_id}/")
+    bids: list[Bid] = records_of(store, Bid, f"bid/{job_id}/")
     return {
         "job": msgspec.to_builtins(job),
         "bids": msgspec.to_builtins(bids),
@@ -88,6 +89,13 @@ def job_report(store: LedgerStore, job_id: str) -> dict[str, Any]:
         "audits": msgspec.to_builtins(audits),
         "disputes": msgspec.to_builtins(disputes),
     }
+
+
+def _require(store: LedgerStore, job_id: str) -> Job:
+    job = record_of(store, Job, f"job/{job_id}")
+    if job is None:
+        raise UsageError(f"job {job_id[:16]} is not on this ledger (yet)")
+    return job
 
 
 def median_loss(round_: Round) -> int | None:
@@ -225,13 +233,11 @@ def _wait_for_job(app: App, client: NodeClient, prefix: str | None, wait_s: int)
 
 def _find_job(store: LedgerStore, prefix: str | None, own: str) -> Job:
     if prefix is not None:
-        found: Job = store.record("job/" + resolve_job(store, prefix))
-        return found
-    owned = [job for job in store.records("job") if job.spec.author == own]
+        return _require(store, resolve_job(store, prefix))
+    owned = [job for job in records_of(store, Job) if job.spec.author == own]
     if not owned:
         raise UsageError("this account owns no job; name one: gdf-market jobs fetch JOB")
-    newest: Job = max(owned, key=lambda job: (job.posted_ms, job.id))
-    return newest
+    return max(owned, key=lambda job: (job.posted_ms, job.id))
 
 
 def _write_model(value: dict[str, Any], target: Path) -> Path:

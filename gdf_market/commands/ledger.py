@@ -46,7 +46,7 @@ def show(app: App, height: int | None, entry_id: str | None, limit: int) -> None
             block = store.block(height)
             if block is None:
                 raise UsageError(f"no block {height} in this ledger; `gdf-market ledger show` prints the head")
-            entries = [{"id": row.id, "kind": row.kind, "author": row.author} for row in store.entries(height=height)]
+            entries = [{"id": row.id, "kind": row.kind, "author": row.author} for row in store.block_entries(height)]
             value = {"hash": block.hash, "header": json.loads(block.header), "entries": entries}
             app.emit(value, lambda: json.dumps(value, indent=2))
             return

@@ -9,8 +9,9 @@ from typing import Any
 
 import msgspec
 import rich_click as click
-from contracts.jobs import escrow_of
 
+from contracts.jobs import escrow_of
+from contracts.records import Job
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
 from gdf_market.commands.common import App, pass_app, table
@@ -20,6 +21,7 @@ from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableEr
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
 from gdf_market.units import MINUTE_MS, PPM, SECOND_MS, format_credits, parse_credits
+from ledger.reading import records_of
 
 HOLDERS = 2  # peers that must hold every blob before the owner may leave (or all peers, if there are fewer)
 HOLDERS_S = 120.0
@@ -127,6 +129,7 @@ class Terms:
 @pass_app
 def post(
     app: App,
+    /,
     file: Path,
     max_price: str,
     bond: str | None,
@@ -255,7 +258,7 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
     if app.data.ledger.exists():
         with open_ledger(app) as store:
             balance = store.state().account(account).balance
-            prices = sorted(job.clearing_price for job in store.records("job") if job.clearing_price)
+            prices = sorted(job.clearing_price for job in records_of(store, Job) if job.clearing_price)
     return {
         "title": spec.title,
         "parameters": spec.parameters,

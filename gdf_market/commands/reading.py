@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+from contracts.records import Job
 from gdf_market.commands.common import App
 from gdf_market.errors import UsageError
-
-if TYPE_CHECKING:
-    from ledger.store import LedgerStore
+from ledger.reading import records_of
+from ledger.store import LedgerStore
 
 
 @contextmanager
 def open_ledger(app: App) -> Iterator[LedgerStore]:
     """Open the folder's ledger read-only.  Raises UsageError when there is none yet."""
-    from ledger.store import LedgerStore
-
     app.data.genesis()
     if not app.data.ledger.exists():
         raise UsageError(f"{app.data.root} has no ledger yet; run `gdf-market node run` until it has joined")
@@ -30,7 +27,7 @@ def open_ledger(app: App) -> Iterator[LedgerStore]:
 
 def resolve_job(store: LedgerStore, prefix: str) -> str:
     """Return the id of the one job whose id starts with ``prefix``.  Raises UsageError."""
-    found = [job.id for job in store.records("job") if job.id.startswith(prefix.lower())]
+    found = [job.id for job in records_of(store, Job) if job.id.startswith(prefix.lower())]
     if len(found) == 1:
         return found[0]
     if not found:

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 import trio
@@ -20,6 +20,9 @@ from gdf_market.errors import KeyLockedError, UsageError
 from gdf_market.identity import Identity
 from gdf_market.node.client import NodeClient
 from gdf_market.node.settings import Settings
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ def configure_logging(level: str) -> None:
     )
 
 
-async def _stop_on_signals(stop: Callable[[], None], *, task_status: trio.TaskStatus[None]) -> None:
+async def _stop_on_signals(stop: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
     names = ["SIGINT", "SIGTERM", "SIGBREAK"]
     with trio.open_signal_receiver(*(getattr(signal, name) for name in names if hasattr(signal, name))) as signals:
         task_status.started()

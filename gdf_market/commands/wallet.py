@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import rich_click as click
 
+from contracts.records import Audit, Bid, Unit
 from gdf_market import identity
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.commands.reading import open_ledger
 from gdf_market.commands.session import load_identity, with_client
 from gdf_market.errors import InsufficientCreditsError, PeerError, UsageError
 from gdf_market.units import format_credits, parse_credits
+from ledger.reading import records_of
 
 
 @click.group()
@@ -30,13 +32,13 @@ def show(app: App, account: str | None) -> None:
         state = store.state()
         balance, stake = state.account(account).balance, state.account(account).stake
         held = bonds = 0
-        for unit in store.records("unit"):
+        for unit in records_of(store, Unit):
             if unit.worker == account:
                 held += unit.held_pay + unit.held_merit
-        for bid in store.records("bid"):
+        for bid in records_of(store, Bid):
             if bid.worker == account:
                 bonds += bid.bond
-        for audit in store.records("audit"):
+        for audit in records_of(store, Audit):
             if audit.auditor == account:
                 bonds += audit.bond
     value = {"account": account, "balance": balance, "stake": stake, "bonds": bonds, "held": held}

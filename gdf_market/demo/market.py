@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ledger.store import LedgerStore
-
 import gdf_market
+from contracts.records import Job, Round, Unit
 from gdf_market.demo.processes import Call, DemoError, Member, stop_all, wait_until
 from gdf_market.errors import UsageError
 from gdf_market.units import CREDIT
+from ledger.reading import record_of, records_of
+from ledger.store import LedgerStore
 
 MARKER = ".gdf-demo"  # only a folder with this file is ever wiped
 WORKER_GRANT = 200 * CREDIT
@@ -151,7 +152,7 @@ class Market:
         last = ""
         with contextlib.closing(LedgerStore(self.workers[0].data.ledger, read_only=True)) as store:
             while True:
-                job = store.record(f"job/{self.job}")
+                job = record_of(store, Job, f"job/{self.job}")
                 line = self._progress(store, job)
                 if line != last:
                     self.say(line)
@@ -165,14 +166,14 @@ class Market:
                     raise DemoError(f"the job did not end within {timeout_s:.0f} s ({line}); see {self.root}")
                 time.sleep(0.5)
 
-    def _progress(self, store: LedgerStore, job: Any) -> str:
+    def _progress(self, store: LedgerStore, job: Job | None) -> str:
         if job is None:
             return "waiting for the job"
         if job.status != "running":
             return f"job {job.status} {job.reason}".strip()
-        round_ = store.record(f"round/{self.job}/{job.round}")
+        round_ = record_of(store, Round, f"round/{self.job}/{job.round}")
         phase = "" if round_ is None else f", {round_.phase}"
-        convicted = [unit for unit in store.records(f"unit/{self.job}/") if unit.status == "convicted"]
+        convicted = [unit for unit in records_of(store, Unit, f"unit/{self.job}/") if unit.status == "convicted"]
         caught = f", {len(convicted)} units convicted" if convicted else ""
         return f"round {min(job.completed + 1, self.rounds)}/{self.rounds}{phase}{caught}"
 

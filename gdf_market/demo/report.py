@@ -6,12 +6,12 @@ import contextlib
 import time
 from typing import Any
 
-from ledger.store import LedgerStore
-
-from contracts.records import Audit, Dispute, Job, Round, Unit
+from contracts.records import Audit, Bid, Dispute, Job, Round, Unit
 from gdf_market.demo.market import WORKER_GRANT, Market
 from gdf_market.demo.processes import Member
 from gdf_market.train.codec import encoded_size
+from ledger.reading import record_of, records_of
+from ledger.store import LedgerStore
 
 HEADS_S = 20.0
 
@@ -59,13 +59,14 @@ def conserved(market: Market) -> dict[str, int | bool]:
 def build_report(market: Market, fetched: dict[str, Any], heads: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return all figures and the checks that decide the exit code."""
     with contextlib.closing(LedgerStore(market.workers[0].data.ledger, read_only=True)) as store:
-        job: Job = store.record(f"job/{market.job}")
-        units: list[Unit] = store.records(f"unit/{market.job}/")
-        rounds: list[Round] = store.records(f"round/{market.job}/")
-        audits: list[Audit] = store.records(f"audit/{market.job}/")
-        disputes: list[Dispute] = store.records(f"dispute/{market.job}/")
+        job = record_of(store, Job, f"job/{market.job}")
+        assert job is not None, "the job was watched on this ledger"
+        units = records_of(store, Unit, f"unit/{market.job}/")
+        rounds = records_of(store, Round, f"round/{market.job}/")
+        audits = records_of(store, Audit, f"audit/{market.job}/")
+        disputes = records_of(store, Dispute, f"dispute/{market.job}/")
         state = store.state()
-        bids = store.records(f"bid/{market.job}/")
+        bids = records_of(store, Bid, f"bid/{market.job}/")
         payments = {member.name: _paid(units, member) for member in market.workers}
         balances = {member.name: state.account(member.account).balance for member in market.workers}
     names = {member.account: member.name for member in [*market.workers, market.owner]}

@@ -129,7 +129,7 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/fetch", _guarded(fetch), methods=["POST"]),
         Route("/stop", _guarded(stop), methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Bearer, token=token)])  # type: ignore[arg-type]
+    return Starlette(routes=routes, middleware=[Middleware(_Bearer, token=token)])
 
 
 def _guarded(handler: Handler) -> Handler:

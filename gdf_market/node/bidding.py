@@ -121,8 +121,8 @@ class Bidder:
         if context.state.account(context.account).balance < bond:
             self._say(job_id, f"a bid locks {format_credits(bond)} credits as bond; the balance is too low")
             return
-        fields = {"job": job_id, "price": context.settings.min_price, "units": units}
-        await context.submit(Bid, **fields, device_class=self._device_class)
+        price = context.settings.min_price
+        await context.submit(Bid, job=job_id, price=price, units=units, device_class=self._device_class)
         self.reasons.pop(job_id, None)
         context.note("bid", f"bid {format_credits(context.settings.min_price)} on {job.spec.title!r}")
 

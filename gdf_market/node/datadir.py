@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
-from contracts.state import network_id
 
 from contracts.records import Genesis
+from contracts.state import network_id
 from gdf_market.codec import decode, encode
 from gdf_market.errors import KeyLockedError, PeerError, StorageError, UsageError
 

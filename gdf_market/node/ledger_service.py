@@ -10,17 +10,22 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import structlog
 import trio
-from ledger.store import LedgerStore
 
 from contracts.records import Genesis
 from contracts.state import State
 from gdf_market.errors import GdfError, PeerError
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry
-from ledger import replica as core
+from ledger import effects as core
+from ledger.replica import Replica
+from ledger.store import LedgerStore
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
 MAX_QUEUE = 4_096  # events waiting for the replica; frames beyond it are dropped (the sender repeats what matters)
 MAX_WAITERS = 1_024
@@ -49,14 +54,14 @@ class LedgerService:
         identity: Identity,
         store: LedgerStore,
         *,
-        send: Callable[[str, bytes], None],
+        send: Callable[[str, bytes], object],
         broadcast: Callable[[bytes, str | None], None],
         misbehaved: Callable[[str, PeerError], None],
     ) -> None:
         self.store = store
-        self.replica = core.Replica(genesis, identity, store.restored())
+        self.replica = Replica(genesis, identity, store.restored())
         self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
-        self._events_in, self._events_out = trio.open_memory_channel[object](MAX_QUEUE)
+        self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE)
         self._timers: dict[str, int] = {}
         self._timer_changed = trio.Event()
         self._waiters: dict[str, list[_Waiter]] = {}
@@ -69,7 +74,7 @@ class LedgerService:
         """State after the last finalized block."""
         return self.replica.state
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
             await self._handle(core.Started())
@@ -78,7 +83,7 @@ class LedgerService:
             async for event in self._events_out:
                 await self._handle(event)
 
-    def post(self, event: object) -> None:
+    def post(self, event: core.ReplicaEvent) -> None:
         """Queue an event for the replica; drops it when the queue is full (counted)."""
         try:
             self._events_in.send_nowait(event)
@@ -110,7 +115,7 @@ class LedgerService:
         """Return after the next finalized block."""
         await self._advanced.wait()
 
-    async def _handle(self, event: object) -> None:
+    async def _handle(self, event: core.ReplicaEvent) -> None:
         for effect in self.replica.step(event, now_ms()):
             match effect:
                 case core.Save(writes=writes):

@@ -7,16 +7,15 @@ import json
 import secrets
 import shutil
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypercorn.config
 import hypercorn.trio
 import structlog
 import trio
-from contracts.state import network_id
-from contracts.jobs import escrow_of
-from ledger.store import LedgerStore
 
+from contracts.jobs import escrow_of
+from contracts.state import network_id
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
 from gdf_market.errors import PeerError, RuleError, UsageError, ensure
@@ -33,7 +32,11 @@ from gdf_market.node.ledger_service import LedgerService, now_ms
 from gdf_market.node.roles import Roles
 from gdf_market.node.settings import Settings
 from gdf_market.node.trainer import Trainer
-from ledger import replica as core
+from ledger import effects as core
+from ledger.store import LedgerStore
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
 REPUBLISH_S = 5.0  # an order is gossiped again this often until its job is final
 MAX_NOTES = 64
@@ -177,7 +180,7 @@ class Node:
             for entry in list(self._own_orders.values()):
                 self.control.publish_order(entry.raw)
 
-    async def _serve_api(self, *, task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
+    async def _serve_api(self, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         token = secrets.token_urlsafe(32)
         config = hypercorn.config.Config()
         config.bind = ["127.0.0.1:0"]
@@ -189,7 +192,7 @@ class Node:
             write_atomic(self.data.node_file, json.dumps({"url": self.url, "token": token}).encode(), private=True)
             task_status.started(self.url)
 
-    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)

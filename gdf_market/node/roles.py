@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 import trio
-from contracts.views import Action, pending_actions
 
 from contracts.records import Job, Round, Unit
+from contracts.views import Action, pending_actions
 from gdf_market.codec import encode
 from gdf_market.errors import GdfError, RuleError
 from gdf_market.messages import (
@@ -72,6 +72,8 @@ class Roles:
             key = (action.kind, action.job, action.round, action.slot)
             if key in self._busy or self._retry.get(key, 0) > now or len(self._busy) >= MAX_TASKS:
                 continue
+            if action.kind == "commit":
+                continue  # "train" of the same unit commits, too
             if action.kind == "audit_lottery" and key[1:] in self._losers:
                 continue
             self._busy.add(key)
@@ -80,7 +82,6 @@ class Roles:
     async def _perform(self, action: Action, key: tuple[str, str, int, int]) -> None:
         steps: dict[str, Callable[[Action], Awaitable[None]]] = {
             "train": self._train,
-            "commit": self._train,
             "reveal": self._reveal,
             "receipt": self._receipt,
             "result": self._result,
@@ -180,8 +181,7 @@ class Roles:
             async with trio.open_nursery() as nursery:
                 for unit in units:
                     nursery.start_soon(self._hold, unit, held)
-        fields = {"job": action.job, "round": action.round}
-        await self._context.submit(Receipt, **fields, holds=tuple(sorted(held)))
+        await self._context.submit(Receipt, job=action.job, round=action.round, holds=tuple(sorted(held)))
 
     async def _hold(self, unit: Unit, held: list[int]) -> None:
         recipe = self._job(unit.job).spec.recipe
@@ -239,8 +239,15 @@ class Roles:
         context = self._context
         note = context.journal.audit(action.job, action.round, action.slot) or await self._reexecute(action)
         digest = audit_commitment(context.account, note.excess_ppb, note.distance_ppb, note.sketch_root, note.salt)
-        where = {"job": action.job, "round": action.round, "slot": action.slot}
-        await context.submit(AuditCommit, **where, role=role, proof=proof, digest=digest)
+        await context.submit(
+            AuditCommit,
+            job=action.job,
+            round=action.round,
+            slot=action.slot,
+            role=role,
+            proof=proof,
+            digest=digest,
+        )
 
     async def _reexecute(self, action: Action) -> AuditNote:
         context = self._context
