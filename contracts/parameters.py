@@ -52,12 +52,17 @@ def thresholds(device_class: str) -> Thresholds:
     return _BY_DEVICE_CLASS[device_class]
 
 
+def thresholds(device_class: str) -> Thresholds:
+    """Return a device class's thresholds; KeyError for a class that no job can be posted for."""
+    return _BY_DEVICE_CLASS[device_class]
+
+
 def verdict(device_class: str, excess_ppb: int, sketch_distance_ppb: int) -> Verdict:
     """Return what an audit's two distances say; the worse of the two decides.
 
-    Raises KeyError for a device class without thresholds; no job of such a class can be posted.
+    Raises KeyError for a device class without thresholds.
     """
-    limits = _BY_DEVICE_CLASS[device_class]
+    limits = thresholds(device_class)
     if excess_ppb > limits.excess_fail or sketch_distance_ppb > limits.sketch_fail:
         return "fail"
     if excess_ppb > limits.excess_accept or sketch_distance_ppb > limits.sketch_accept:
