@@ -401,7 +401,7 @@ def play_round(running: Running, index: int, loss_e6: int, missing: tuple[int, .
             shard=unveiled[slot].shard if slot in included else 0,
             sketch_root=unveiled[slot].sketch_root if slot in included else "",
             audit_chance_ppm=25_000,
-            release_ms=build.time_ms + 300_000,
+            release_ms=build.time_ms + 300_000 if slot in included else 0,
         )
     names = tuple(key.account for key in attesters)
     build.records[f"round/{job}/{index}"] = Round(
@@ -588,7 +588,7 @@ def finish(running: Running, status: str, slots: tuple[str, ...]) -> None:
         clearing_price=PRICE,
         bidders=tuple(key.account for key in build.workers),
         slots=slots,
-        round=running.rounds - 1,
+        round=running.rounds,
         completed=running.rounds,
         checkpoint=hash_of(f"checkpoint {job} {running.rounds}"),
         ended_ms=build.time_ms if status == "done" else 0,

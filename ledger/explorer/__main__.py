@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import trio
@@ -27,14 +28,25 @@ def main(arguments: list[str] | None = None) -> int:
             )
             print(url, flush=True)
 
+    code = 0
     try:
-        trio.run(run, strict_exception_groups=False)
-    except GdfError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+        trio.run(run)
+    except* GdfError as group:
+        for error in leaves(group):
+            print(f"error: {error}", file=sys.stderr)
+            code = error.exit_code
+    except* KeyboardInterrupt:
+        code = 130
+    return code
+
+
+def leaves(group: BaseExceptionGroup[GdfError]) -> Iterator[GdfError]:
+    """Yield the errors inside nested groups."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from leaves(error)
+        else:
+            yield error
 
 
 if __name__ == "__main__":

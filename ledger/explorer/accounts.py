@@ -68,6 +68,7 @@ class AccountPage:
     reputation: dict[str, Reputation]
     bids: list[Bid]
     history: list[BalanceLine]
+    before: int | None
     next_before: int | None
     entries: list[EntryView]
 
@@ -121,6 +122,7 @@ def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | No
         reputation={key.rsplit("/", 1)[1]: value for key, value in reputation.items()},
         bids=list(reader.records_ending("bid", name, Bid, MAX_BIDS).values()),
         history=_history(reader, name, own.balance, event_views(reader, rows)),
+        before=before,
         next_before=rows[-1].id if more else None,
         entries=entry_views(reader, entries),
     )

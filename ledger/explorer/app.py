@@ -28,6 +28,7 @@ from contracts.state import network_id
 from gdf_market.errors import StorageError, UsageError
 from ledger.explorer import accounts, blocks, entries, jobs, overview, present, rounds, search, units
 from ledger.explorer import events as event_pages
+from ledger.explorer.charts import waterfall_bar
 from ledger.explorer.queries import MAX_PAGE, Ledger, Reader, open_ledger
 from ledger.explorer.security import SecurityHeaders
 from ledger.explorer.totals import Totals, TotalsCache
@@ -185,6 +186,7 @@ class Explorer:
             loader=PackageLoader("ledger.explorer"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
         )
         self._templates.filters.update(present.FILTERS)
+        self._templates.globals["waterfall_bar"] = waterfall_bar
         self._templates.filters["ago"] = lambda time_ms: present.ago(time_ms, clock())
         self._templates.globals.update(
             network=genesis.name, network_id=self._network, test_network=genesis.test_network, file=ledger.path.name

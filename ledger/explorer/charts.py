@@ -33,16 +33,10 @@ class LineChart:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar of a waterfall; ``tone`` is in | out | rest."""
+    """A bar of a horizontal waterfall, in thousandths of its width."""
 
     x: float
-    y: float
     width: float
-    height: float
-    tone: str
-    label: str
-    amount: int
-    line_y: float  # where the running sum stands after this bar
 
 
 def _scale(value: float, low: float, high: float, start: float, end: float) -> float:
@@ -77,29 +71,8 @@ def loss_chart(losses: Sequence[tuple[int, int]]) -> LineChart | None:
     )
 
 
-def waterfall(steps: Sequence[tuple[str, int]], rest: tuple[str, int]) -> tuple[Bar, ...]:
-    """Return bars of signed ``steps`` (micro-credits) from zero, and a last bar of what is left."""
-    sums = [0]
-    for _, amount in steps:
-        sums.append(sums[-1] + amount)
-    low, high = min(0, *sums), max(1, *sums)
-    room = (WIDTH - LEFT - RIGHT) / (len(steps) + 1)
-
-    def bar(index: int, label: str, amount: int, start: int, end: int, tone: str) -> Bar:
-        top, bottom = (_scale(v, low, high, HEIGHT - BOTTOM, TOP) for v in (max(start, end), min(start, end)))
-        return Bar(
-            x=round(LEFT + room * index + room * 0.14, 1),
-            y=round(top, 1),
-            width=round(room * 0.72, 1),
-            height=round(max(bottom - top, 1), 1),
-            tone=tone,
-            label=label,
-            amount=amount,
-            line_y=round(_scale(end, low, high, HEIGHT - BOTTOM, TOP), 1),
-        )
-
-    bars = [
-        bar(index, label, amount, sums[index], sums[index + 1], "in" if amount > 0 else "out")
-        for index, (label, amount) in enumerate(steps)
-    ]
-    return (*bars, bar(len(steps), rest[0], rest[1], 0, rest[1], "rest"))
+def waterfall_bar(start: int, amount: int, peak: int) -> Bar:
+    """Return the bar from a running sum of ``start`` to ``start + amount``, where ``peak`` fills the width."""
+    low, high = sorted((max(start, 0), max(start + amount, 0)))
+    scale = 1000 / max(peak, 1)
+    return Bar(round(low * scale, 1), round(max((high - low) * scale, 3), 1))

@@ -7,37 +7,35 @@ say is left, and shows the difference, which is 0 when events and records agree.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from contracts.records import Job
 from gdf_market.messages import JobPost
 from gdf_market.units import PPM
 
-ESCROW = frozenset({"escrow", "audit_escrow"})
-HELD = frozenset({"held"})
-BONDS = frozenset({"bond"})
-
 Flow = tuple[str, str, str, int, int]  # kind, source, target, micro-credits, events
 
 
 @dataclass(frozen=True)
 class Step:
-    """One line of a statement; ``amount`` is signed, in micro-credits."""
+    """One line of a statement; ``amount`` is signed, in micro-credits; ``start`` is the sum before it."""
 
     label: str
     amount: int
     events: int
+    start: int
 
 
 @dataclass(frozen=True)
 class Statement:
-    """``difference`` = sum of steps - ``remaining``."""
+    """``difference`` = sum of steps - ``remaining``; ``peak`` is the largest sum on the way."""
 
     title: str
     steps: tuple[Step, ...]
     remaining: int
     difference: int
+    peak: int
 
 
 @dataclass(frozen=True)
@@ -53,22 +51,52 @@ class Budget:
         return self.base + self.merit + self.audits
 
 
-LABELS = {  # (kind, into the pot?) -> label, for the pot's own statement
-    ("escrow", True): "Locked by the owner",
-    ("held", False): "Base pay",
-    ("held", True): "Base pay of accepted units",
-    ("merit", False): "Merit pay",
-    ("merit", True): "Merit pay of accepted units",
-    ("audit", False): "Audit fees",
-    ("audit", True): "Bonds locked for audits",
-    ("convicted", False): "Forfeited by convicted workers",
-    ("convicted", True): "Pay taken back",
-    ("slashed", True): "Slashed bonds",
-    ("slashed", False): "Slashed",
-    ("refund", False): "Refunded to the owner",
-    ("paid", False): "Paid to workers",
-    ("bid", True): "Bonds locked by bids",
-}
+@dataclass(frozen=True)
+class Pots:
+    """Pots that one statement is about; ``labels`` names (event kind, into the pots?) in reading order."""
+
+    title: str
+    names: frozenset[str]
+    labels: Mapping[tuple[str, bool], str]
+
+
+ESCROW = Pots(
+    "Escrow",
+    frozenset({"escrow", "audit_escrow"}),
+    {
+        ("escrow", True): "Locked by the owner",
+        ("held", False): "Base pay",
+        ("merit", False): "Merit pay",
+        ("audit", False): "Audit fees",
+        ("convicted", True): "Pay taken back from convicted workers",
+        ("slashed", True): "Slashed bonds",
+        ("forfeited", True): "Forfeited by who missed a duty",
+        ("refund", False): "Refunded to the owner",
+    },
+)
+HELD = Pots(
+    "Held pay",
+    frozenset({"held"}),
+    {
+        ("held", True): "Base pay of accepted units",
+        ("merit", True): "Merit pay of accepted units",
+        ("paid", False): "Base pay released",
+        ("merit", False): "Merit pay released",
+        ("convicted", False): "Taken back from convicted workers",
+        ("forfeited", False): "Forfeited by silent workers",
+    },
+)
+BONDS = Pots(
+    "Bonds",
+    frozenset({"bond"}),
+    {
+        ("bid", True): "Locked by bids",
+        ("audit", True): "Locked by auditors",
+        ("returned", False): "Returned",
+        ("slashed", False): "Slashed",
+        ("forfeited", False): "Forfeited by who missed a duty",
+    },
+)
 
 
 def job_budget(spec: JobPost) -> Budget:
@@ -77,27 +105,32 @@ def job_budget(spec: JobPost) -> Budget:
     return Budget(base, -(-base * spec.merit_ppm // PPM), spec.audit_budget)
 
 
-def statement(title: str, pots: frozenset[str], flows: Iterable[Flow], remaining: int) -> Statement:
+def statement(pots: Pots, flows: Iterable[Flow], remaining: int) -> Statement:
     """Return what went into and out of ``pots``; movements between them do not count."""
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for kind, source, target, amount, count in flows:
-        into, out_of = target in pots, source in pots
+        into, out_of = target in pots.names, source in pots.names
         if into == out_of:
             continue
-        fallback = f"{kind.replace('_', ' ').capitalize()} ({'from ' + source if into else 'to ' + target})"
-        line = sums[LABELS.get((kind, into), fallback)]
+        name = kind.replace("_", " ").capitalize()
+        line = sums[pots.labels.get((kind, into), f"{name} ({'in' if into else 'out'})")]
         line[0] += amount if into else -amount
         line[1] += count
-    order = list(LABELS.values())
-    named = sorted(sums.items(), key=lambda item: (order.index(item[0]) if item[0] in order else len(order), item[0]))
-    steps = tuple(Step(label, amount, count) for label, (amount, count) in named)
-    return Statement(title, steps, remaining, sum(step.amount for step in steps) - remaining)
+    order = list(pots.labels.values())
+    steps: list[Step] = []
+    total = peak = 0
+    for label in sorted(sums, key=lambda name: (order.index(name) if name in order else len(order), name)):
+        amount, count = sums[label]
+        steps.append(Step(label, amount, count, total))
+        total += amount
+        peak = max(peak, total)
+    return Statement(pots.title, tuple(steps), remaining, total - remaining, peak)
 
 
 def job_statements(job: Job, flows: Sequence[Flow], held: int, bonds: int) -> tuple[Statement, Statement, Statement]:
     """Return the statements of a job; ``held`` and ``bonds`` are what its records hold now."""
     return (
-        statement("Escrow", ESCROW, flows, job.escrow + job.audit_escrow),
-        statement("Held pay", HELD, flows, held),
-        statement("Bonds", BONDS, flows, bonds),
+        statement(ESCROW, flows, job.escrow + job.audit_escrow),
+        statement(HELD, flows, held),
+        statement(BONDS, flows, bonds),
     )

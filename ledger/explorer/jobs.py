@@ -9,7 +9,7 @@ from contracts.state import job_key
 from gdf_market.messages import JobPost, Recipe
 from gdf_market.units import PPM
 from ledger.explorer.auction import BidLine, Clearing, bid_lines, clearing
-from ledger.explorer.charts import Bar, LineChart, loss_chart, waterfall
+from ledger.explorer.charts import LineChart, loss_chart
 from ledger.explorer.escrow import Budget, Statement, job_budget, job_statements
 from ledger.explorer.overview import JobLine, job_lines
 from ledger.explorer.present import credits_text, duration, number, percent
@@ -41,11 +41,11 @@ class JobPage:
     recipe: list[tuple[str, str]]
     budget: Budget
     statements: tuple[Statement, Statement, Statement]
-    bars: tuple[Bar, ...]
     bids: list[BidLine]
     clearing: Clearing
     deterrence: str
     rounds: list[RoundView]
+    before: int | None
     next_before: int | None
     loss: list[tuple[int, int]]
     chart: LineChart | None
@@ -76,20 +76,16 @@ def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPag
         recipe=recipe_terms(job.spec.recipe),
         budget=job_budget(job.spec),
         statements=statements,
-        bars=_bars(statements[0]),
         bids=lines,
         clearing=clearing(job, bids),
         deterrence=deterrence(job),
         rounds=round_views(reader, shown),
+        before=before,
         next_before=shown[-1].index if shown and shown[-1].index > 0 else None,
         loss=loss,
         chart=loss_chart(loss),
         events=event_views(reader, reader.events(LATEST_EVENTS, job=job_id)),
     )
-
-
-def _bars(escrow: Statement) -> tuple[Bar, ...]:
-    return waterfall([(step.label, step.amount) for step in escrow.steps], ("Left in escrow", escrow.remaining))
 
 
 def summary(spec: JobPost) -> str:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from sqlalchemy import Engine, Select, String, cast, create_engine, func, tuple_
+from sqlalchemy import Engine, Select, String, case, cast, create_engine, func, tuple_
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import NullPool
@@ -24,6 +24,7 @@ from contracts.records import Account, Genesis
 from gdf_market.codec import Record, decode
 from gdf_market.errors import MalformedError, OversizedError, StorageError, UsageError, ensure
 from ledger.limits import MAX_BLOCK_ENTRIES
+from ledger.store import SCHEMA
 from ledger.tables import BlockRow, EntryRow, EventRow, MetaRow, RecordRow
 
 MAX_PAGE = 100  # rows of any list on one page
@@ -109,6 +110,9 @@ class Reader:
         row = self._session.get(MetaRow, "genesis") if exists else None
         if row is None:
             raise UsageError(f"{self._path} holds no ledger; give the file of a node that has joined a network")
+        schema = self._session.get(MetaRow, "schema")
+        if schema is not None and schema.value != SCHEMA:
+            raise StorageError(f"{self._path} was written by another version of this program; use the explorer of that")
         return self._decode("genesis", row.value, Genesis)
 
     # blocks and entries
@@ -216,9 +220,10 @@ class Reader:
 
     def balance_moves(self, account: str, from_event: int) -> int:
         """Return what the events with an id of at least ``from_event`` added to an account's balance."""
-        got = select(func.sum(EventRow.amount)).where(EventRow.target == account, col(EventRow.id) >= from_event)
-        gave = select(func.sum(EventRow.amount)).where(EventRow.source == account, col(EventRow.id) >= from_event)
-        return int(self._session.scalar(got) or 0) - int(self._session.scalar(gave) or 0)
+        change = case((col(EventRow.target) == account, EventRow.amount), else_=0) - case(
+            (col(EventRow.source) == account, EventRow.amount), else_=0
+        )
+        return int(self._session.scalar(select_columns(func.sum(change)).where(col(EventRow.id) >= from_event)) or 0)
 
     def flows(self, job: str) -> list[tuple[str, str, str, int, int]]:
         """Return a job's money movements added up: (kind, source, target, micro-credits, events)."""

@@ -150,5 +150,5 @@ def load_page(reader: Reader, job_id: str, index: int) -> RoundPage | None:
         losses=dict(entry.losses),
         outcome=entry.outcome,
         targets=entry.targets,
-        last=job.round,
+        last=job.round if reader.record(round_key(job_id, job.round), Round) else job.round - 1,
     )

@@ -6,7 +6,6 @@ text and are escaped where they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import singledispatch
 
 from gdf_market.messages import (
@@ -24,13 +23,13 @@ from gdf_market.messages import (
     SketchOpen,
     Transfer,
 )
-from gdf_market.units import format_credits
+from gdf_market.units import CREDIT, format_credits
 from ledger.explorer.present import account_name, number, ratio, short
 from ledger.tables import EventRow
 
 
 def _credits(amount: int) -> str:
-    return f"{format_credits(amount)} credits"
+    return f"{format_credits(amount)} credit{'' if amount == CREDIT else 's'}"
 
 
 def _slots(slots: tuple[int, ...]) -> str:
@@ -136,44 +135,58 @@ def _(body: AuditOpen) -> str:
     )
 
 
-def _name(party: str) -> str:
+def _party(party: str) -> str:
     """Return a source or target of money as text: an account, or one of the named pots."""
-    return account_name(party) if party.startswith("12D3KooW") else party.replace("_", " ")
+    return account_name(party) if party.startswith("12D3KooW") else _POTS.get(party, party.replace("_", " "))
 
 
-def _moved(event: EventRow) -> str:
-    return f"{_credits(event.amount)} went from {_name(event.source)} to {_name(event.target)}"
+_POTS = {"escrow": "the escrow", "audit_escrow": "the audit escrow", "held": "held pay", "bond": "bond"}
 
-
-def _who(event: EventRow) -> str:
-    return account_name(event.account) if event.account else "the network"
-
-
-_LEADS: dict[str, Callable[[EventRow], str]] = {
-    "transfer": lambda _: "Transfer",
-    "escrow": lambda _: "Locked for the job",
-    "bid": lambda e: f"{_who(e)} bid",
-    "matched": lambda e: f"{_who(e)} won a place",
-    "unmatched": lambda e: f"The bid of {_who(e)} got no place",
-    "round": lambda _: "Round started",
-    "phase": lambda _: "Next phase",
-    "accepted": lambda e: f"The unit of {_who(e)} was accepted",
-    "missed": lambda e: f"{_who(e)} missed a deadline",
-    "rejected": lambda e: f"The unit of {_who(e)} was left out",
-    "held": lambda e: f"Pay of {_who(e)} is held for audits",
-    "paid": lambda e: f"{_who(e)} was paid",
-    "merit": lambda e: f"Merit share of {_who(e)}",
-    "audit": lambda e: f"Audit by {_who(e)}",
-    "convicted": lambda e: f"{_who(e)} was convicted",
-    "slashed": lambda e: f"{_who(e)} lost its bond",
-    "refund": lambda _: "Returned to the owner",
-    "job": lambda _: "Job",
+# What happened, for an event that moves no credits and for one that does; {who} is the account it is about.
+_STATUS = {
+    "bid": "{who} bids",
+    "matched": "{who} wins slots",
+    "unmatched": "The bid of {who} gets no slot",
+    "leaving": "{who} leaves when the round ends",
+    "left": "{who} gives up its slots",
+    "bidding": "Bids are taken",
+    "round": "The round starts",
+    "phase": "The round goes on to its next phase",
+    "committed": "{who} has committed to its unit",
+    "revealed": "{who} has revealed its unit",
+    "accepted": "The unit of {who} is accepted",
+    "missed": "{who} missed a deadline",
+    "rejected": "The unit of {who} is left out",
+    "target": "The unit must be audited",
+    "auditing": "{who} audits",
+    "opened": "{who} opens what it committed to",
+    "verdict": "{who} has its verdict",
+    "dispute": "The dispute about the unit",
+    "convicted": "{who} is convicted",
+    "job": "The job changes its status",
+}
+_MOVES = {
+    "transfer": "Transfer",
+    "escrow": "The owner locks what the job may cost",
+    "bid": "{who} locks its bond",
+    "audit": "Audit by {who}",
+    "held": "The price of {who}'s unit is held",
+    "merit": "Merit pay of {who}",
+    "paid": "{who} is paid",
+    "returned": "A bond of {who} is returned",
+    "forfeited": "{who} forfeits credits",
+    "convicted": "Pay of {who} is taken back",
+    "slashed": "The bond of {who} is slashed",
+    "refund": "The owner gets back what is left",
 }
 
 
 def event_sentence(event: EventRow) -> str:
     """Return what an event did to money or status."""
-    lead = _LEADS[event.kind](event) if event.kind in _LEADS else _name(event.kind).capitalize()
-    moved = f": {_moved(event)}" if event.amount and event.source and event.target else ""
-    reason = f" ({event.reason})" if event.reason else ""
-    return f"{lead}{moved}{reason}."
+    table = _MOVES if event.amount else _STATUS
+    lead = table.get(event.kind, event.kind.replace("_", " ").capitalize())
+    lead = lead.replace("{who}", account_name(event.account) if event.account else "the network")
+    moved = ""
+    if event.amount:
+        moved = f": {_credits(event.amount)} from {_party(event.source)} to {_party(event.target)}"
+    return f"{lead}{moved}{f' ({event.reason})' if event.reason else ''}."

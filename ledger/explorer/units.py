@@ -33,14 +33,14 @@ MAX_UNIT_ENTRIES = 80  # a commit, a reveal and at most eight audits of three en
 
 @dataclass(frozen=True)
 class TimelineItem:
-    """One moment of a unit's life; ``entry`` is the signed entry behind it, "" if a deadline or the beacon."""
+    """One moment of a unit's life; ``entry`` is the signed entry behind it, "" if a deadline or a draw."""
 
     time_ms: int
     height: int
     kind: str
     sentence: str
-    amount: int
     entry: str
+    effects: tuple[str, ...]  # what the entry caused
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class Payment:
     """The arithmetic of one unit's pay, in micro-credits: due = price + merit = held + paid + forfeited."""
 
     price: int
-    included: int
+    accepted: int  # units of the round that were
     merit_ppm: int
-    pot: int  # price x included x merit_ppm
+    pot: int  # price x accepted x merit_ppm
     share_ppm: int
     merit: int
     due: int
@@ -100,7 +100,7 @@ def load(reader: Reader, job_id: str, index: int, slot: int) -> UnitPage | None:
         shards=job.spec.shards,
         proof=reveal.proof if reveal else "",
         checks=_evidence(job, entry, unit, reveal) if reveal else [],
-        payment=payment(job, entry, unit),
+        payment=payment(job, entry, unit, _accepted(reader, entry)),
         thresholds=_thresholds(job.spec.device_class),
         audits=sorted(audits.values(), key=lambda audit: (audit.committed_ms, audit.auditor)),
         dispute=reader.record(dispute_key(job_id, index, slot), Dispute),
@@ -142,18 +142,18 @@ def _evidence(job: Job, entry: Round, unit: Unit, reveal: Reveal) -> list[Check]
     return checks
 
 
-def payment(job: Job, entry: Round, unit: Unit) -> Payment | None:
-    """Return the unit's pay, None when it was not in its round's outcome."""
+def payment(job: Job, entry: Round, unit: Unit, accepted: int) -> Payment | None:
+    """Return the pay of a unit among ``accepted`` units of its round; None when it was not accepted."""
     outcome = entry.outcome
-    if outcome is None or unit.slot not in outcome.included:
+    if outcome is None or unit.slot not in outcome.included or not unit.release_ms:
         return None
-    pot = entry.price * len(outcome.included) * job.spec.merit_ppm // PPM
+    pot = entry.price * accepted * job.spec.merit_ppm // PPM
     share = outcome.merit_ppm[outcome.included.index(unit.slot)]
     merit = pot * share // PPM
     held = unit.held_pay + unit.held_merit
     return Payment(
         price=entry.price,
-        included=len(outcome.included),
+        accepted=accepted,
         merit_ppm=job.spec.merit_ppm,
         pot=pot,
         share_ppm=share,
@@ -166,28 +166,30 @@ def payment(job: Job, entry: Round, unit: Unit) -> Payment | None:
     )
 
 
+def _accepted(reader: Reader, entry: Round) -> int:
+    """Return how many units of a settled round were accepted, whatever became of them later."""
+    units = reader.records([unit_key(entry.job, entry.index, slot) for slot in entry.units], Unit)
+    return sum(1 for unit in units.values() if unit.release_ms)
+
+
 def _thresholds(device_class: str) -> Thresholds | None:
     return thresholds(device_class) if device_class in DEVICE_CLASSES else None
 
 
 def _timeline(entries: list[EntryView], events: list[EventView]) -> list[TimelineItem]:
-    """Return entries and events in ledger order; what deadlines and the beacon did comes first in a block."""
-    place = {entry.id: index for index, entry in enumerate(entries)}
+    """Return entries, each with what it caused, and what deadlines and draws did, in ledger order."""
+    signed = {entry.id for entry in entries}
+    effects = {entry.id: tuple(event.sentence for event in events if event.entry == entry.id) for entry in entries}
     items = [
-        (
-            (entry.height, 1, entry.position, 0),
-            TimelineItem(entry.time_ms, entry.height, entry.kind, entry.sentence, 0, entry.id),
-        )
+        ((entry.height, 1, entry.position), _item(entry, entry.sentence, entry.id, effects[entry.id]))
         for entry in entries
     ] + [
-        (
-            (event.height, 0 if not event.entry else 1, _position(entries, place, event.entry), event.id),
-            TimelineItem(event.time_ms, event.height, event.kind, event.sentence, event.amount, event.entry),
-        )
+        ((event.height, 1 if event.entry else 0, event.id), _item(event, event.sentence, event.entry, ()))
         for event in events
+        if event.entry not in signed
     ]
     return [item for _, item in sorted(items, key=lambda pair: pair[0])]
 
 
-def _position(entries: list[EntryView], place: dict[str, int], entry: str) -> int:
-    return entries[place[entry]].position if entry in place else 0
+def _item(row: EntryView | EventView, sentence: str, entry: str, effects: tuple[str, ...]) -> TimelineItem:
+    return TimelineItem(row.time_ms, row.height, row.kind, sentence, entry, effects)
