@@ -37,10 +37,12 @@ _REDUCTION = """
 all.default amax.default amin.default any.default argmax.default argmin.default cumsum.default log_softmax.int
 logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim norm.Scalar prod.default prod.dim_int
 softmax.int std.correction std.dim sum.default sum.dim_IntList topk.default var.correction var.dim
+_softmax.default _log_softmax.default
 linalg_vector_norm.default
 """
 _SHAPE = """
-alias.default broadcast_to.default cat.default chunk.default clone.default contiguous.default detach.default
+alias.default broadcast_tensors.default broadcast_to.default cat.default chunk.default clone.default
+contiguous.default detach.default
 diagonal.default expand.default expand_as.default flatten.using_ints flip.default gather.default index.Tensor
 index_select.default lift_fresh_copy.default movedim.int narrow.default permute.default pixel_shuffle.default
 repeat.default reshape.default roll.default select.int slice.Tensor split.Tensor split_with_sizes.default
@@ -57,11 +59,14 @@ adaptive_avg_pool1d.default adaptive_avg_pool2d.default addmm.default avg_pool1d
 baddbmm.default batch_norm.default bmm.default conv1d.default conv2d.default conv_transpose2d.input
 einsum.default embedding.default group_norm.default layer_norm.default linear.default matmul.default
 max_pool1d.default max_pool2d.default mm.default one_hot.default outer.default pad.default constant_pad_nd.default
-rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec
+rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec convolution.default
+max_pool2d_with_indices.default native_layer_norm.default native_group_norm.default
+_native_batch_norm_legit_no_training.default
 """
 _LOSS = """
 binary_cross_entropy.default binary_cross_entropy_with_logits.default cross_entropy_loss.default huber_loss.default
 kl_div.default l1_loss.default mse_loss.default nll_loss.default nll_loss_nd.default smooth_l1_loss.default
+nll_loss_forward.default
 """
 
 ATEN = frozenset(
