@@ -3,7 +3,7 @@
 Rules kept here:
 1. One key and input have one output, whoever made the proof.
 2. Points and scalars are canonical; the key and gamma lie in the prime-order subgroup.  The RFC also lets a gamma
-   with a small-order part through, which no honest prover makes; refusing it leaves one form of each proof less to consider.
+   with a small-order part through, which no honest prover makes.
 3. Inputs are public, so the time that try-and-increment takes tells nothing.
 """
 

@@ -125,6 +125,13 @@ def test_a_truncated_file_is_refused(path: Path) -> None:
         keystore.load(path, None)
 
 
+def test_a_file_that_goes_on_after_its_key_is_refused(path: Path) -> None:
+    keystore.create(path, None)
+    path.write_bytes(path.read_bytes() + b" " * keystore.MAX_FILE_BYTES)
+    with pytest.raises(KeyLockedError, match="longer than"):
+        keystore.load(path, None)
+
+
 def test_a_key_of_another_account_is_refused(path: Path) -> None:
     keystore.create(path, None, seed=SEED)
     fields = json.loads(path.read_text("utf-8")) | {"account": Identity.generate().account}

@@ -115,7 +115,7 @@ def test_a_size_of_another_shape_is_refused() -> None:
             merkle.verify_inclusion((5).to_bytes(4, "big"), 5, size, tree.path(5), tree.root())
 
 
-@pytest.mark.parametrize(("index", "size"), [(-1, 4), (4, 4), (0, 0), (0, -1)])
+@pytest.mark.parametrize(("index", "size"), [(-1, 4), (4, 4), (1, 1), (0, 0), (0, -1)])
 def test_impossible_positions_are_refused(index: int, size: int) -> None:
     with pytest.raises(SignatureError):
         merkle.verify_inclusion(b"", index, size, [], merkle.leaf_hash(b""))
@@ -134,6 +134,23 @@ def test_impossible_sizes_are_refused() -> None:
         merkle.verify_consistency(4, 3, tree.root(4), tree.root(3), [])
     with pytest.raises(SignatureError):
         merkle.verify_consistency(-1, 3, merkle.EMPTY_ROOT, tree.root(3), [])
+
+
+def test_a_proof_in_a_bigger_tree_proves_nothing_about_a_smaller_one() -> None:
+    """The hashes would add up to the root; only the length of the proof tells the sizes apart."""
+    tree = tree_of(8)
+    with pytest.raises(SignatureError, match="too long"):
+        merkle.verify_inclusion((1).to_bytes(4, "big"), 0, 1, tree.path(1, 2), tree.root(2))
+    with pytest.raises(SignatureError, match="too long"):
+        merkle.verify_consistency(3, 4, tree.root(7), tree.root(8), tree.consistency(7, 8))
+    with pytest.raises(SignatureError, match="too short"):
+        merkle.verify_inclusion((0).to_bytes(4, "big"), 0, 4, tree.path(0, 2), tree.root(2))
+    with pytest.raises(SignatureError, match="too short"):
+        merkle.verify_consistency(7, 8, tree.root(3), tree.root(4), tree.consistency(3, 4))
+    with pytest.raises(SignatureError, match="extends none"):
+        merkle.verify_consistency(2, 1, tree.root(2), tree.root(2), [])
+    with pytest.raises(SignatureError, match="empty"):
+        merkle.verify_consistency(3, 4, tree.root(3), tree.root(4), [])
 
 
 def test_hashes_of_a_wrong_length_are_refused() -> None:
