@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import nacl.signing
 import pytest
 
-from gdf_market import messages
+from gdf_market import messages, vrf
 from gdf_market.codec import encode, sha256
 from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, UsageError
-from gdf_market.identity import Identity, account_id
+from gdf_market.identity import Identity, account_id, public_key
 from gdf_market.messages import (
     MAX_ENTRY_BYTES,
     Bid,
@@ -27,6 +30,7 @@ from gdf_market.messages import (
     seal,
 )
 
+VECTOR = json.loads((Path(__file__).parents[1] / "vectors" / "entry.json").read_text("utf-8"))
 NETWORK = "ab" * 32
 KEY = Identity(b"\x05" * 32)
 OTHER = Identity(b"\x06" * 32)
@@ -55,6 +59,29 @@ def test_round_trip_keeps_the_authors_bytes() -> None:
     assert open_entry(entry.raw, NETWORK) == entry
     assert entry.body == transfer()
     assert encode(entry.body) in entry.raw
+
+
+def test_the_wire_form_is_the_published_one() -> None:
+    """What another implementation must reproduce, computed here without the code under test where that is possible."""
+    account, network, envelope = VECTOR["account"], VECTOR["network"], VECTOR["envelope"].encode()
+    entry = open_entry(envelope, network)
+    assert (entry.id, entry.body.author) == (VECTOR["id"], account)
+    assert seal(Identity(bytes.fromhex(VECTOR["seed"])), network, entry.body).raw == envelope
+    body = envelope[len(b'{"body":') : -len(b',"sig":""}') - 128]
+    covered = b"gdf-market/1\0" + network.encode() + b"\0entry\0" + body
+    signature = nacl.signing.SigningKey(bytes.fromhex(VECTOR["seed"])).sign(covered).signature
+    assert envelope == b'{"body":' + body + b',"sig":"' + signature.hex().encode() + b'"}'
+    assert sha256(b"gdf/entry\0" + len(body).to_bytes(8, "big") + body).hex() == VECTOR["id"]
+
+
+def test_the_lottery_is_the_published_one() -> None:
+    draw = VECTOR["lottery"]
+    position = (draw["job"], draw["round"], draw["slot"], draw["seed"])
+    assert messages.shard_alpha(*position).hex() == draw["shard_alpha"]
+    assert messages.audit_alpha(*position).hex() == draw["audit_alpha"]
+    key = public_key(VECTOR["account"])
+    beta = vrf.verify(key, bytes.fromhex(draw["shard_alpha"]), bytes.fromhex(draw["proof"]))
+    assert messages.draw(beta, 8) == draw["shard_of_8"]
 
 
 def test_every_altered_byte_of_an_envelope_is_refused() -> None:
