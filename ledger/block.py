@@ -8,6 +8,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -214,7 +215,7 @@ def verify_certificate(certificate: Certificate, network: str, validators: Seque
     )
     ensure(
         len(signers) == len(certificate.sigs)
-        and all(a < b for a, b in zip(signers, signers[1:], strict=False))
+        and all(a < b for a, b in itertools.pairwise(signers))
         and all(signer < len(validators) for signer in signers),
         MalformedError("signers of a certificate are not distinct validators with a signature each"),
     )

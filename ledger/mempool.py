@@ -2,7 +2,7 @@
 
 Rules kept here:
 1. An entry is here once, by its id; no author holds more than a fixed number.
-2. When the pool is full the newest entry of the author with the most bytes makes room, so that nobody crowds others out.
+2. When the pool is full the newest entry of the author with the most bytes makes room: nobody crowds others out.
 3. Entries refused by the rules now may become valid with a block under way: they wait apart, fewer and shorter.
 """
 

@@ -51,9 +51,10 @@ def propose_at(now: Situation) -> int:
 
 def margin_ms(now: Situation) -> int:
     """Return how long after ``propose_at`` the slot is skipped."""
-    base = limits.SUSPECT_MS if now.suspect else limits.MARGIN_MS
-    steps = min(now.unfinalized, 32)  # beyond that the cap holds anyway
-    return min(limits.MAX_MARGIN_MS, base * limits.BACKOFF_NUMERATOR**steps // limits.BACKOFF_DENOMINATOR**steps)
+    margin = limits.SUSPECT_MS if now.suspect else limits.MARGIN_MS
+    for _ in range(min(now.unfinalized, 32)):  # beyond that the cap holds anyway
+        margin = margin * limits.BACKOFF_NUMERATOR // limits.BACKOFF_DENOMINATOR
+    return min(limits.MAX_MARGIN_MS, margin)
 
 
 def skip_at(now: Situation) -> int:

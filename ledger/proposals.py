@@ -62,4 +62,4 @@ class Proposals:
         """Forget slots up to the last finalized one."""
         for mapping in (self._slots, self._arrived_ms, self._bad):
             for slot in [slot for slot in mapping if slot <= root_slot]:
-                del mapping[slot]  # type: ignore[attr-defined]
+                del mapping[slot]

@@ -24,9 +24,9 @@ from sqlmodel import Session, SQLModel, col, select
 
 from contracts.records import Genesis, StateRecord
 from contracts.state import State
-from gdf_market.codec import decode, encode
+from gdf_market.codec import Record, decode, encode
 from gdf_market.errors import GdfError, StorageError, ensure
-from ledger.block import Proposal, open_header
+from ledger.block import Certificate, Proposal, open_header
 from ledger.chain import genesis_tip
 from ledger.effects import Executed, Restored, SaveBlocks, SaveCandidate, SaveVote, Tip, Write
 from ledger.limits import SYNC_BYTES, SYNC_MESSAGES
@@ -40,10 +40,11 @@ MAX_RECORD_BYTES = 64 << 20
 RECORD_KINDS: dict[str, type[StateRecord]] = {kind.__name__.lower(): kind for kind in typing.get_args(StateRecord)}
 
 _TABLES = [
-    model.__table__  # type: ignore[attr-defined]
+    SQLModel.metadata.tables[str(model.__tablename__)]
     for model in (MetaRow, BlockRow, EntryRow, EventRow, RecordRow, VoteRow, CandidateRow)
 ]
 _Row = typing.TypeVar("_Row", bound=SQLModel)
+_Record = typing.TypeVar("_Record", bound=Record)
 
 
 class LedgerStore:
@@ -53,7 +54,7 @@ class LedgerStore:
         """Open (or, unless ``read_only``, create) the file; raises StorageError."""
         self.path = path
         self.read_only = read_only
-        self._rules = rules
+        self.rules = rules
         ensure(not read_only or path.is_file(), StorageError(f"there is no ledger at {path}"))
         self._immutable = False
         self._engine = sqlalchemy.create_engine(
@@ -123,7 +124,7 @@ class LedgerStore:
         if known is not None:
             ensure(known.value == data, StorageError(f"{self.path} holds another network; use another data directory"))
             return
-        tip = genesis_tip(genesis, self._rules)
+        tip = genesis_tip(genesis, self.rules)
         with self._guard(), self._engine.begin() as connection:
             _put_records(connection, dict(tip.state.records.items()), 0)
             for key, value in (("genesis", data), ("schema", SCHEMA), ("state_sum", tip.sum.to_bytes())):
@@ -165,14 +166,14 @@ class LedgerStore:
     def _tip(self) -> Tip:
         genesis, row = self.genesis(), self.head()
         if row is None:
-            return genesis_tip(genesis, self._rules)
+            return genesis_tip(genesis, self.rules)
         state = self.state()
         total = StateHash.of(state.records.items())
         ensure(
             total.root() == row.state_root,
             StorageError(f"ledger {self.path}: the state is damaged; delete the file and sync again"),
         )
-        header = open_header(row.header, self._rules.network_id(genesis))
+        header = open_header(row.header, self.rules.network_id(genesis))
         return Tip(row.height, row.slot, row.hash, row.time_ms, header.beacon, state, total)
 
     # ---- reading
@@ -192,7 +193,7 @@ class LedgerStore:
             raise StorageError(f"{self.path} holds no ledger")
         return self._decode(row.value, Genesis)
 
-    def _decode(self, data: bytes, kind: type[msgspec.Struct]) -> Any:
+    def _decode(self, data: bytes, kind: type[_Record]) -> _Record:
         try:
             return decode(data, kind, max_bytes=MAX_RECORD_BYTES)
         except GdfError as error:
@@ -257,7 +258,7 @@ class LedgerStore:
         before: int | None = None,
         limit: int = 100,
     ) -> list[EventRow]:
-        """Return events that match, newest first, with ids below ``before``; an account matches as source or target too."""
+        """Return events that match, newest first, ids below ``before``; an account matches as source or target too."""
         statement = select(EventRow).order_by(col(EventRow.id).desc()).limit(limit)
         if account is not None:
             columns = (EventRow.account, EventRow.source, EventRow.target)
@@ -286,8 +287,7 @@ class LedgerStore:
         kind = RECORD_KINDS.get(row.kind)
         if kind is None:
             raise StorageError(f"{self.path}: record {row.key} is of an unknown kind {row.kind!r}")
-        record: StateRecord = self._decode(row.value, kind)
-        return record
+        return self._decode(row.value, kind)
 
     def state(self) -> State:
         """Return the state after the last finalized block."""
@@ -298,7 +298,7 @@ class LedgerStore:
         groups: list[list[SyncBlock]] = [[]]
         size = 0
         for row in self.blocks_from(height, SYNC_MESSAGES * 64):
-            item = self._sync_block(row)
+            item = self.sync_block(row)
             item_size = len(encode(item)) + 1
             if groups[-1] and (size + item_size > SYNC_BYTES or len(groups[-1]) == 256):
                 if len(groups) == SYNC_MESSAGES:
@@ -310,17 +310,16 @@ class LedgerStore:
         filled = [tuple(group) for group in groups if group]
         return [encode(SyncResponse(blocks=group, more=index + 1 < len(filled))) for index, group in enumerate(filled)]
 
-    def _sync_block(self, row: BlockRow) -> SyncBlock:
+    def sync_block(self, row: BlockRow) -> SyncBlock:
+        """Return a finalized block as it travels; with its certificate if that is its own."""
         entries = tuple(msgspec.Raw(entry.raw) for entry in self.block_entries(row.height)) if row.entry_count else ()
         proposal = Proposal(header=msgspec.Raw(row.header), sig=row.signature, entries=entries)
         own = row.certified_height == row.height
         return SyncBlock(block=proposal, certificate=certificate_of(row) if own else None)
 
 
-def certificate_of(row: BlockRow) -> Any:
+def certificate_of(row: BlockRow) -> Certificate:
     """Return the finalize certificate stored with a block."""
-    from ledger.block import Certificate
-
     return decode(row.certificate, Certificate)
 
 
@@ -355,8 +354,8 @@ def _put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     connection.execute(
         sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
     )
-    for model in (VoteRow, CandidateRow):
-        connection.execute(sqlalchemy.delete(model).where(col(model.slot) <= last.tip.slot))
+    connection.execute(sqlalchemy.delete(VoteRow).where(col(VoteRow.slot) <= last.tip.slot))
+    connection.execute(sqlalchemy.delete(CandidateRow).where(col(CandidateRow.slot) <= last.tip.slot))
 
 
 def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> dict[str, object]:

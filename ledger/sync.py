@@ -52,7 +52,8 @@ class CatchUp:
         self.peers: dict[str, Peer] = {}
         self._network = network
         self._buffer: list[Block] = []
-        self._asked: str | None = None
+        self._asked: str | None = None  # whose answer is awaited
+        self._source: str | None = None  # who sent what is in the buffer: nobody else's blocks are mixed in
         self._deadline_ms = 0
         self._behind_ms: int | None = None
 
@@ -83,6 +84,9 @@ class CatchUp:
             if len(ahead) > 1:
                 del ahead[self._asked]
         name = min(ahead, key=lambda name: (ahead[name].asked_ms, name))
+        if name != self._source:
+            self._source, self._buffer = name, []
+            wanted = self._next_height(head)
         self._asked, self._deadline_ms = name, now_ms + limits.SYNC_TIMEOUT_MS
         self.peers[name].asked_ms = now_ms
         return name, wanted
@@ -105,18 +109,19 @@ class CatchUp:
         Raises PeerError, and forgets what was fetched, when the blocks are not what a finalized chain looks like.
         """
         known = self.peers.get(peer)
-        if known is None or known.asked_ms < 0:
-            return None  # never asked
+        if known is None or peer != self._source:
+            return None  # not asked, or too late
         wanted = self._next_height(head)
-        fresh = [
-            item for item in response.blocks if open_header(bytes(item.block.header), self._network).height >= wanted
-        ]
+        heights = [open_header(bytes(item.block.header), self._network).height for item in response.blocks]
+        fresh = [item for item, height in zip(response.blocks, heights, strict=True) if height >= wanted]
+        if wanted not in heights:
+            return None  # known already, or a part before it was lost
         try:
             finalized = self._append(fresh, head, quorum)
         except PeerError:
             self._buffer, known.height = [], 0
             raise
-        if peer == self._asked and fresh:
+        if peer == self._asked:
             self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
             if not response.more:
                 self._asked, self._behind_ms = None, 0  # ask for the next range at once

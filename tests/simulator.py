@@ -14,6 +14,7 @@ import heapq
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import immutables
 import msgspec
@@ -223,7 +224,7 @@ class MemoryStore:
 # ---- the network
 
 
-@dataclass
+@dataclass(frozen=True)
 class Faults:
     """What goes wrong while the run is young; afterwards the network is well and every node is up."""
 
@@ -274,6 +275,7 @@ class Cluster:
         self.network = rules.network_id(self.genesis)
         self.now_ms = 0
         self.delivered = 0
+        self.memory: dict[Any, Any] = {}  # attackers' notes
         self._heap: list[tuple[int, int, Callable[[], None]]] = []
         self._count = 0
         self._groups: dict[str, int] = {}
@@ -378,20 +380,20 @@ class Cluster:
         if stop <= len(effects):
             self.crash(name, back_ms=self.random.randint(100, 2_500))
 
-    def _carry_out(self, name: str, node: Node, effect: Effect) -> None:
+    def _carry_out(self, name: str, node: Node, effect: Effect) -> None:  # noqa: C901 - one arm per effect
         match effect:
             case Save(writes):
                 node.store.save(writes)
                 self._check_saved(name, writes)
             case Send(peer, data):
-                self._transmit(name, peer, data)
+                self.transmit(name, peer, data)
             case Broadcast(data, exclude):
                 for peer in self.nodes:
                     if peer != exclude:
-                        self._transmit(name, peer, data)
+                        self.transmit(name, peer, data)
             case Serve(peer, height):
                 for data in node.store.sync_messages(height):
-                    self._transmit(name, peer, data)
+                    self.transmit(name, peer, data)
             case SetTimer(timer, at_ms):
                 self._arm(name, node, timer, at_ms)
             case Finalized():
@@ -415,7 +417,8 @@ class Cluster:
 
     # ---- links
 
-    def _transmit(self, source: str, target: str, data: bytes) -> None:
+    def transmit(self, source: str, target: str, data: bytes) -> None:
+        """Put a message on a link, where it meets the run's faults."""
         if (source, target) not in self._links:
             return
         assert len(data) <= 65_536, "every message fits into one frame"
@@ -462,6 +465,11 @@ class Cluster:
         agreed = self._agreed.setdefault(header.height, (executed.block.hash, header.state_root))
         if agreed != (executed.block.hash, header.state_root):
             raise InvariantError(f"two finalized blocks at height {header.height}")
+        if header.proposer != self.genesis.validators[header.slot % len(self.genesis.validators)]:
+            raise InvariantError(f"block {header.height} of slot {header.slot} is not by the slot's leader")
+        before = self._agreed.get(header.height - 1, (self.network, ""))
+        if header.parent != before[0]:
+            raise InvariantError(f"block {header.height} does not follow the finalized block before it")
         state = executed.tip.state
         if state.supply_check() != state.network().supply:
             raise InvariantError(f"credits were made or lost at height {header.height}")

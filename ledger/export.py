@@ -1,0 +1,213 @@
+"""The finalized ledger as one immutable text file, and its verification with no node.
+
+The file is JSON lines, each canonical: the genesis; then for every height the block (header, proposer's signature,
+entries as signed) with the finalize certificate that covers it, if it is the block's own; then the count, the head's
+hash and the SHA-256 of all bytes before that last line.  ``verify`` replays everything from the genesis: signatures,
+VRF proofs and beacons, certificates, the contract rules, state roots, and that every block conserves credits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, BinaryIO
+
+import immutables
+import msgspec
+
+from contracts.records import Genesis
+from contracts.state import Changes, State
+from gdf_market.codec import Hash, Record, UInt, decode, encode
+from gdf_market.errors import MalformedError, PeerError, StorageError, UserError, VerificationFailedError, ensure
+from gdf_market.messages import Entry, open_entry
+from ledger import chain, limits
+from ledger.block import FINAL, Block, open_block, verify_certificate
+from ledger.effects import Executed, Tip
+from ledger.rules import MARKET, Rules
+from ledger.store import LedgerStore
+from ledger.wire import SyncBlock
+
+MAX_LINE_BYTES = 256 * 1024  # a genesis of 1000 allocations and 100 validators is the longest line
+_PAGE = 256
+_Format = Annotated[str, msgspec.Meta(pattern=r"\Agdf-ledger/1\Z")]
+
+
+class First(Record, frozen=True, kw_only=True):
+    """The file's first line."""
+
+    format: _Format
+    genesis: Genesis
+    network: Hash
+
+
+class Last(Record, frozen=True, kw_only=True):
+    """The file's last line."""
+
+    blocks: UInt
+    head: Hash
+    sha256: Hash
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a verified file holds; ``supply`` is in micro-credits."""
+
+    network: str
+    height: int
+    head: str
+    state_root: str
+    time_ms: int
+    entries: int
+    supply: int
+    state: State
+
+
+# ---- writing
+
+
+def export(store: LedgerStore, target: Path) -> int:
+    """Write the finalized ledger of ``store`` to ``target``; return the number of blocks.
+
+    The file appears under its name only when it is complete.  Raises StorageError.
+    """
+    genesis = store.genesis()
+    partial = target.with_name(target.name + ".part")
+    try:
+        with partial.open("wb") as file:
+            count = _write(file, store, genesis)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {target}: {error}") from error
+    return count
+
+
+def _write(file: BinaryIO, store: LedgerStore, genesis: Genesis) -> int:
+    total = hashlib.sha256()
+
+    def line(record: Record) -> None:
+        data = encode(record) + b"\n"
+        total.update(data)
+        file.write(data)
+
+    network = store.rules.network_id(genesis)
+    line(First(format="gdf-ledger/1", genesis=genesis, network=network))
+    head, count = network, 0
+    while rows := store.blocks_from(count + 1, _PAGE):
+        for row in rows:
+            line(store.sync_block(row))
+            head, count = row.hash, row.height
+    file.write(encode(Last(blocks=count, head=head, sha256=total.hexdigest())) + b"\n")
+    return count
+
+
+# ---- verifying
+
+
+def verify(source: Path, *, rules: Rules = MARKET) -> Report:
+    """Replay an exported ledger; return what it holds.
+
+    Raises VerificationFailedError naming the height at which the file stops being a valid ledger (0: the genesis).
+    """
+    try:
+        with source.open("rb") as file:
+            return _Replay(rules).run(file)
+    except OSError as error:
+        raise VerificationFailedError(f"cannot read {source}: {error}") from error
+
+
+class _Replay:
+    """One pass over a file; at any time only the state and the uncertified blocks are in memory."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._total = hashlib.sha256()
+        self._height = 0
+        self._entries = 0
+        self._pending: list[Executed] = []
+
+    def run(self, file: BinaryIO) -> Report:
+        try:
+            return self._run(file)
+        except (PeerError, UserError, ValueError) as error:
+            raise VerificationFailedError(f"height {self._height}: {error}") from error
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+        """Yield (line without its end, whether it is the last)."""
+        line = file.readline(MAX_LINE_BYTES)
+        while line:
+            ensure(line.endswith(b"\n"), MalformedError("the line does not end; the file is cut off or altered"))
+            following = file.readline(MAX_LINE_BYTES)
+            yield line[:-1], not following
+            self._total.update(line)
+            line = following
+
+    def _run(self, file: BinaryIO) -> Report:
+        lines = self._lines(file)
+        data, is_last = next(lines, (b"", True))
+        first = decode(data, First, max_bytes=MAX_LINE_BYTES)
+        network = self._rules.network_id(first.genesis)
+        ensure(first.network == network, MalformedError(f"the genesis founds {network}, not {first.network}"))
+        tip = chain.genesis_tip(first.genesis, self._rules)
+        _check_supply(tip.state)
+        for data, is_last in lines:
+            self._height = tip.height + 1
+            if is_last:
+                return self._finish(decode(data, Last), tip, network)
+            tip = self._block(decode(data, SyncBlock, max_bytes=MAX_LINE_BYTES), tip, first.genesis, network)
+        raise MalformedError("the file has no last line; it is cut off")
+
+    def _block(self, item: SyncBlock, parent: Tip, genesis: Genesis, network: str) -> Tip:
+        def open_entries(block: Block) -> tuple[Entry, ...]:
+            return tuple(open_entry(raw, network) for raw in block.entries)
+
+        block = open_block(item.block, network)
+        leader = genesis.validators[block.header.slot % len(genesis.validators)]
+        ensure(block.header.proposer == leader, MalformedError(f"slot {block.header.slot} belongs to {leader}"))
+        executed = chain.execute(block, parent, self._rules, open_entries)
+        _check_conservation(executed.transition.changes)
+        self._entries += len(executed.entries)
+        self._pending.append(executed)
+        if item.certificate is not None:
+            named = (item.certificate.kind, item.certificate.slot, item.certificate.hash)
+            ensure(
+                named == (FINAL, block.header.slot, block.hash), MalformedError("the certificate is of another block")
+            )
+            verify_certificate(item.certificate, network, genesis.validators, limits.EPOCH)
+            self._pending.clear()
+        return executed.tip
+
+    def _finish(self, last: Last, tip: Tip, network: str) -> Report:
+        ensure(
+            not self._pending,
+            MalformedError(f"no finalize certificate covers the last {len(self._pending)} blocks"),
+        )
+        ensure(
+            (last.blocks, last.head) == (tip.height, tip.hash),
+            MalformedError(f"the last line names block {last.blocks}, the file holds {tip.height}"),
+        )
+        ensure(last.sha256 == self._total.hexdigest(), MalformedError("the file's checksum does not match its lines"))
+        supply = _check_supply(tip.state)
+        return Report(network, tip.height, tip.hash, tip.sum.root(), tip.time_ms, self._entries, supply, tip.state)
+
+
+def _check_supply(state: State) -> int:
+    supply, found = state.network().supply, state.supply_check()
+    ensure(found == supply, MalformedError(f"credits add up to {found} micro-credits, the genesis made {supply}"))
+    return supply
+
+
+def _check_conservation(changes: Changes) -> None:
+    """Raise MalformedError unless the changed records hold as many credits after the block as before."""
+    before, after = (
+        State(
+            immutables.Map({key: pair[side] for key, pair in changes.items() if pair[side] is not None})
+        ).supply_check()
+        for side in (0, 1)
+    )
+    ensure(before == after, MalformedError(f"the block turns {before} micro-credits into {after}"))
