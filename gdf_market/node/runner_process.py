@@ -121,9 +121,12 @@ class RunnerProcess:
         root = str(Path(gdf_market.__file__).parent.parent)  # a checkout that is not installed is found, too
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | self._environment | {"PYTHONPATH": os.pathsep.join(paths)}
-        self._process = await trio.lowlevel.open_process(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment
-        )
+        try:
+            self._process = await trio.lowlevel.open_process(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environment
+            )
+        except OSError as error:
+            raise TrainerError(f"the runner cannot be started: {error.strerror}") from error
         return self._process
 
     async def _line(self, process: trio.Process) -> bytes:

@@ -315,10 +315,10 @@ class _Translation:
         )
         try:
             args = [write_argument(self._read(argument)) for argument in node.args]
-            kwargs = {key: write_argument(self._read(value)) for key, value in node.kwargs.items() if value is not None}
+            given = {key: value for key, value in node.kwargs.items() if value is not None and key != "layout"}
+            kwargs = {key: write_argument(self._read(value)) for key, value in given.items()}
         except TypeError as error:
             raise UsageError(f"The model calls {name}{_place(node)} with {error}, which is not supported.") from None
-        kwargs.pop("layout", None)
         self.values[node.name] = len(self.inputs) + len(self.nodes)
         self.nodes.append(Node(op=name, args=args, kwargs=kwargs))
 

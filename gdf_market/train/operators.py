@@ -45,9 +45,9 @@ alias.default broadcast_tensors.default broadcast_to.default cat.default chunk.d
 contiguous.default detach.default
 diagonal.default expand.default expand_as.default flatten.using_ints flip.default gather.default index.Tensor
 index_select.default lift_fresh_copy.default movedim.int narrow.default permute.default pixel_shuffle.default
-repeat.default reshape.default roll.default select.int slice.Tensor split.Tensor split_with_sizes.default
-squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default to.dtype to.dtype_layout transpose.int
-tril.default triu.default type_as.default unbind.int unflatten.int unsqueeze.default view.default view_as.default
+repeat.default repeat_interleave.self_int reshape.default roll.default select.int slice.Tensor split.Tensor split_with_sizes.default
+squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default to.dtype to.dtype_layout to.device
+transpose.int tril.default triu.default type_as.default unbind.int unflatten.int unsqueeze.default view.default view_as.default
 _to_copy.default
 """
 _CREATE = """
@@ -57,8 +57,8 @@ new_zeros.default ones.default ones_like.default scalar_tensor.default zeros.def
 _LAYER = """
 adaptive_avg_pool1d.default adaptive_avg_pool2d.default addmm.default avg_pool1d.default avg_pool2d.default
 baddbmm.default batch_norm.default bmm.default conv1d.default conv2d.default conv_transpose2d.input
-einsum.default embedding.default group_norm.default layer_norm.default linear.default matmul.default
-max_pool1d.default max_pool2d.default mm.default one_hot.default outer.default pad.default constant_pad_nd.default
+einsum.default embedding.default gru.input lstm.input group_norm.default layer_norm.default linear.default
+matmul.default max_pool1d.default max_pool2d.default mm.default one_hot.default outer.default pad.default constant_pad_nd.default
 rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec convolution.default
 max_pool2d_with_indices.default native_layer_norm.default native_group_norm.default
 _native_batch_norm_legit_no_training.default
@@ -133,6 +133,10 @@ def _no_dropout(named: dict[str, Any]) -> None:
     ensure(named["dropout_p"] == 0, MalformedError("attention with dropout cannot be re-executed"))
 
 
+def _no_layer_dropout(named: dict[str, Any]) -> None:
+    ensure(named["dropout"] == 0, MalformedError("recurrent layers with dropout cannot be re-executed"))
+
+
 def _fixed_statistics(named: dict[str, Any]) -> None:
     ensure(named["training"] is False, MalformedError("batch norm that updates its statistics cannot be re-executed"))
 
@@ -157,6 +161,8 @@ def _split_pieces(named: dict[str, Any]) -> int:
 
 _RULES: dict[str, Callable[[dict[str, Any]], None]] = {
     "aten.scaled_dot_product_attention.default": _no_dropout,
+    "aten.lstm.input": _no_layer_dropout,
+    "aten.gru.input": _no_layer_dropout,
     "aten.batch_norm.default": _fixed_statistics,
     "aten.embedding.default": _dense,
     "aten.split.Tensor": _few_pieces(_split_pieces),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 import numpy.typing as npt
 
+from gdf_market.codec import sha256
 from gdf_market.messages import Recipe
 from gdf_market.train.data import Batch
 from gdf_market.train.unit import Sketch, UnitRun
@@ -26,7 +27,7 @@ def run_poisoned(
     if kind == "label-flip":
         return run(_flipped(batches, vocab))
     if kind == "noise":
-        return _noise(n, recipe, sketch)
+        return _noise(batches, n, recipe, sketch)
     if kind == "lazy":
         return _half(run, batches, recipe)
     assert kind == "sign-flip"
@@ -48,9 +49,11 @@ def _half(run: Run, batches: Iterable[Batch], recipe: Recipe) -> UnitRun:
     return dataclasses.replace(done, sketches=done.sketches + missing * done.sketches[-1:])
 
 
-def _noise(n: int, recipe: Recipe, sketch: Sketch) -> UnitRun:
+def _noise(batches: Iterable[Batch], n: int, recipe: Recipe, sketch: Sketch) -> UnitRun:
     """Compute nothing: a random update about as large as an honest one, growing evenly over the steps."""
     scale = recipe.lr_e9 / 1e9 * recipe.steps / 4
-    delta = (np.random.Generator(np.random.PCG64(n)).standard_normal(n) * scale).astype(np.float32)
+    seed = sha256(next(iter(batches))[0].tobytes())  # another one for each unit
+    generator = np.random.Generator(np.random.PCG64(int.from_bytes(seed, "big")))
+    delta = (generator.standard_normal(n) * scale).astype(np.float32)
     parts = (np.float32((step + 1) / recipe.steps) * delta for step in range(recipe.steps))
     return UnitRun(delta, tuple(sketch(part) for part in parts), 0.0, 0.0)

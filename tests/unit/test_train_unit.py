@@ -1,0 +1,165 @@
+"""A unit is a pure function, and rounds of units train."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from train_kit import CONTEXT, JOB, dataset, first_parameters, program, recipe
+
+from gdf_market.messages import SKETCH_DIM, Recipe
+from gdf_market.train.codec import decode_update, encode_update
+from gdf_market.train.data import Batch, evaluation_batches, unit_batches
+from gdf_market.train.errors import DivergedError
+from gdf_market.train.outer import outer_step
+from gdf_market.train.poison import run_poisoned
+from gdf_market.train.program import Program
+from gdf_market.train.unit import UnitRun, deterministic, evaluate, learning_rate, run_unit
+from verifier.sketch import sketch
+from verifier.verdict import measure
+
+MANIFEST = dataset().manifest("0" * 64, CONTEXT)
+PROGRAM = program()
+START = first_parameters(PROGRAM.size)
+
+
+def batches(settings: Recipe, shard: int = 0, round_index: int = 0) -> list[Batch]:
+    return list(
+        unit_batches(
+            MANIFEST,
+            dataset().tokens,
+            job=JOB,
+            round_index=round_index,
+            shard=shard,
+            shards=4,
+            steps=settings.steps,
+            batch=settings.batch,
+        )
+    )
+
+
+def run(settings: Recipe, given: list[Batch] | None = None, **options: Any) -> UnitRun:
+    return run_unit(PROGRAM, START, batches(settings) if given is None else given, settings, sketch=sketch, **options)
+
+
+def norm(values: np.ndarray[Any, Any]) -> float:
+    return float(np.sqrt(np.square(values.astype(np.float64)).sum()))
+
+
+def test_a_unit_is_repeatable_bit_for_bit() -> None:
+    first, second = run(recipe()), run(recipe())
+    assert first.delta.tobytes() == second.delta.tobytes()
+    assert first.sketches == second.sketches
+    assert first.delta.shape == (PROGRAM.size,)
+    assert len(first.sketches) == recipe().steps
+    assert all(len(one) == SKETCH_DIM for one in first.sketches)
+    assert first.sketches[-1] == sketch(first.delta)
+
+
+def test_a_unit_is_the_textbook_loop() -> None:
+    """Plain torch with AdamW, written out, is the oracle."""
+    settings = recipe(weight_decay_ppm=100_000)
+    table, head = (torch.nn.Parameter(t) for t in PROGRAM.unflatten(START))
+    optimizer = torch.optim.AdamW([table, head], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    for step, (inputs, targets) in enumerate(batches(settings)):
+        optimizer.param_groups[0]["lr"] = 1e-2 * min(1, (step + 1) / 3)
+        loss = torch.nn.functional.cross_entropy(
+            (table[torch.from_numpy(inputs)] * 2 @ head.T).flatten(0, 1), torch.from_numpy(targets).flatten()
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([table, head], 1.0)
+        optimizer.step()
+    expected = START - np.concatenate([t.detach().numpy().ravel() for t in (table, head)])
+    found = run(settings).delta
+    assert norm(found - expected) < 1e-4 * norm(expected)
+
+
+def test_sgd_without_momentum_is_a_gradient_step() -> None:
+    settings = recipe(inner="sgd", beta1_ppm=0, steps=1, clip_ppm=0, rewarm_steps=0)
+    weights = [torch.nn.Parameter(t) for t in PROGRAM.unflatten(START)]
+    inputs, targets = (torch.from_numpy(part) for part in batches(settings)[0])
+    torch.nn.functional.cross_entropy(
+        (weights[0][inputs] * 2 @ weights[1].T).flatten(0, 1), targets.flatten()
+    ).backward()
+    gradient = np.concatenate([weight.grad.numpy().ravel() for weight in weights if weight.grad is not None])
+    assert np.allclose(run(settings).delta, 0.01 * gradient, atol=1e-7)
+
+
+def test_learning_rate_warms_up_again_in_each_unit() -> None:
+    assert [learning_rate(recipe(rewarm_steps=4), step) for step in range(6)] == pytest.approx(
+        [0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01]
+    )
+    assert learning_rate(recipe(rewarm_steps=0), 0) == 0.01
+
+
+def test_progress_is_reported() -> None:
+    seen: list[tuple[int, int]] = []
+    run(recipe(), report=lambda done, of: seen.append((done, of)))
+    assert seen == [(step, 6) for step in range(1, 7)]
+
+
+def test_settings_of_torch_are_restored() -> None:
+    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    with deterministic(before[0] + 1):
+        assert torch.get_num_threads() == before[0] + 1
+        assert torch.are_deterministic_algorithms_enabled()
+    with contextlib.suppress(ZeroDivisionError), deterministic(before[0] + 1):
+        _ = 1 / 0
+    assert (torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()) == before
+
+
+def test_diverging_units_are_refused() -> None:
+    with pytest.raises(DivergedError, match="lower the learning rate"):
+        run_unit(PROGRAM, START * np.float32(1e30), batches(recipe()), recipe(), sketch=lambda delta: (0,) * 32)
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "label-flip", "lazy", "noise"])
+def test_every_cheat_is_far_from_the_honest_unit(kind: str) -> None:
+    settings = recipe()
+    honest = run(settings)
+    cheat = run_poisoned(
+        kind,
+        lambda given: run(settings, list(given)),
+        batches(settings),
+        PROGRAM.size,
+        settings,
+        MANIFEST.vocab,
+        sketch,
+    )
+    assert len(cheat.sketches) == settings.steps
+    assert cheat.sketches[-1] == sketch(cheat.delta)
+    found = measure(encode_update(cheat.delta, 4, 64), honest.delta, 4, 64)
+    assert found.excess_ppb > 100_000_000
+    own = measure(encode_update(honest.delta, 4, 64), honest.delta, 4, 64)
+    assert own.excess_ppb == 0
+    if kind == "sign-flip":
+        assert norm(cheat.delta) == norm(honest.delta)
+
+
+def train_rounds(given: Program, parameters: np.ndarray[Any, Any], settings: Recipe, rounds: int) -> list[float]:
+    """Two workers, three shards each round: units, codec, integer mean, outer step; the losses after each."""
+    held_out = evaluation_batches(MANIFEST, dataset().tokens, 8)
+    losses = [evaluate(given, parameters, held_out)]
+    momentum = np.zeros_like(parameters)
+    for round_index in range(rounds):
+        updates = []
+        for shard in (round_index % 4, (round_index + 1) % 4):
+            unit = run_unit(given, parameters, batches(settings, shard, round_index), settings, sketch=sketch)
+            data = encode_update(unit.delta, settings.codec_bits, settings.codec_block)
+            updates.append(decode_update(data, given.size, settings.codec_bits, settings.codec_block))
+        parameters, momentum = outer_step(parameters, momentum, updates[0] + updates[1], 2, settings)
+        losses.append(evaluate(given, parameters, held_out))
+    return losses
+
+
+@pytest.mark.parametrize("momentum_ppm", [0, 500_000])
+def test_validation_loss_falls_over_three_rounds(momentum_ppm: int) -> None:
+    losses = train_rounds(PROGRAM, START, recipe(steps=20, outer_momentum_ppm=momentum_ppm), 3)
+    assert losses[0] == pytest.approx(math.log(MANIFEST.vocab), rel=0.05)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < losses[0] - 0.5
