@@ -7,6 +7,7 @@ told when something would change.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -372,15 +373,25 @@ def audit_fields(world: World, actor: Actor, action: Action) -> dict[str, object
     }
 
 
+@functools.cache
+def _ticket(name: str, alpha: bytes) -> bytes:
+    return vrf.prove(key_of(name).seed, alpha)
+
+
+def lottery_proof(world: World, name: str, action: Action) -> str:
+    """Return the proof of a winning ticket, "" if the ticket does not win."""
+    unit = world.unit(action.job, action.round, action.slot)
+    seed = world.round(action.job, action.round).audit_seed
+    ticket = _ticket(name, audit_alpha(action.job, action.round, action.slot, seed))
+    return ticket.hex() if lottery_wins(vrf.output(ticket), unit.audit_chance_ppm) else ""
+
+
 def act_audit(world: World, actor: Actor, action: Action) -> Entry | None:
     role, proof = action.kind.removeprefix("audit_"), ""
     if role == "lottery":
-        unit = world.unit(action.job, action.round, action.slot)
-        seed = world.round(action.job, action.round).audit_seed
-        ticket = vrf.prove(actor.key.seed, audit_alpha(action.job, action.round, action.slot, seed))
-        if not actor.lottery or not lottery_wins(vrf.output(ticket), unit.audit_chance_ppm):
+        proof = lottery_proof(world, actor.name, action) if actor.lottery else ""
+        if not proof:
             return None
-        proof = ticket.hex()
     digest = audit_commitment(actor.account, **audit_fields(world, actor, action))  # type: ignore[arg-type]
     return world.entry(actor.name, AuditCommit, **_where(action), role=role, proof=proof, digest=digest)
 
