@@ -9,10 +9,12 @@ from collections.abc import Iterator
 @contextlib.contextmanager
 def collapsing() -> Iterator[None]:
     """Raise the only exception of a nursery's group as itself; a group of several stays a group."""
+    error: BaseException
     try:
         yield
+        return
     except BaseExceptionGroup as group:
-        error: BaseException = group
+        error = group
         while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
             error = error.exceptions[0]
-        raise error
+    raise error  # outside the handler, so that the group is not shown as its context
