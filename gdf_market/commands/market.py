@@ -17,7 +17,7 @@ def market() -> None:
 @market.command("ls")
 @pass_app
 def list_orders(app: App) -> None:
-    """List open orders, why this node would not take them, and how many orders were refused.
+    """List announced orders and jobs under way, why this node would not take them, and how many orders were refused.
 
     Example: gdf-market market ls
     """
@@ -32,7 +32,7 @@ def list_orders(app: App) -> None:
                 short(order["owner"], 8),
                 format_credits(order["reserve_price"]),
                 f"{order['rounds']} x {order['units_per_round']}",
-                "on the ledger" if order["posted"] else "announced",
+                f"{order['state']} {order['reason']}".strip(),
                 order["unfit"] or "yes",
             )
         refused = ", ".join(f"{reason} {count}" for reason, count in sorted(value["refused"].items()))

@@ -122,6 +122,8 @@ class Market:
 
     def _work(self, member: Member) -> None:
         options = ["--threads", "1", "--min-price", PRICES[member.name]]
+        if member is self.honest[-1]:
+            options += ["--units", "2"]  # one unit more than there are slots: its price is the first rejected one
         if member is self.cheat:
             options += ["--test-poison", "sign-flip"]
         member.start("work", *options)

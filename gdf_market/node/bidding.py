@@ -6,7 +6,9 @@ import structlog
 import trio
 
 from contracts.records import Job
+from gdf_market.book import match
 from gdf_market.book.core import OrderBook
+from gdf_market.book.match import Capabilities
 from gdf_market.errors import GdfError
 from gdf_market.messages import Bid, JobPost
 from gdf_market.node.context import NodeContext
@@ -67,14 +69,9 @@ class Bidder:
 
     def unfit(self, spec: JobPost) -> str:
         """Return why this node would never take the job, or ""."""
-        if spec.device_class != self._device_class:
-            return f"needs device class {spec.device_class}; this node is {self._device_class}"
-        if spec.reserve_price < self._context.settings.min_price:
-            offered, asked = format_credits(spec.reserve_price), format_credits(self._context.settings.min_price)
-            return f"pays at most {offered} per unit; this node asks {asked}"
-        if spec.author == self._context.account:
-            return "posted by this node's own account"
-        return ""
+        context = self._context
+        worker = Capabilities(context.account, (self._device_class,), min_price=context.settings.min_price)
+        return "; ".join(match.unfit(spec, worker))
 
     async def _prefetch(self, job_id: str, spec: JobPost) -> None:
         reason = self.unfit(spec)

@@ -105,22 +105,28 @@ class Node:
             "uptime_s": (now_ms() - self._started_ms) // 1_000,
         }
 
+    def _row(self, job_id: str, spec: JobPost) -> dict[str, Any]:
+        return {
+            "id": job_id,
+            "title": spec.title,
+            "owner": spec.author,
+            "reserve_price": spec.reserve_price,
+            "rounds": spec.rounds,
+            "units_per_round": spec.units_per_round,
+            "device_class": spec.device_class,
+            "unfit": self.bidder.unfit(spec) if self.bidder else "",
+        }
+
     def order_rows(self) -> list[dict[str, Any]]:
-        """Return the open orders of the book with why this node would not take them."""
+        """Return announced orders and jobs under way, with why this node would not take them."""
         return [
-            {
-                "id": order.id,
-                "title": order.spec.title,
-                "owner": order.spec.author,
-                "reserve_price": order.spec.reserve_price,
-                "rounds": order.spec.rounds,
-                "units_per_round": order.spec.units_per_round,
-                "device_class": order.spec.device_class,
-                "posted": self.context.state.job(order.id) is not None,
-                "unfit": self.bidder.unfit(order.spec) if self.bidder else "",
-            }
-            for order in self.book.orders()
-        ]
+            self._row(order.id, order.spec) | {"state": "announced", "reason": ""} for order in self.book.orders()
+        ] + [self._job_row(job_id) for job_id in self.context.state.active().jobs]
+
+    def _job_row(self, job_id: str) -> dict[str, Any]:
+        job = self.context.state.job(job_id)
+        assert job is not None, "an active job is in the state"
+        return self._row(job_id, job.spec) | {"state": job.status, "reason": job.reason}
 
     async def publish_order(self, fields: dict[str, Any]) -> str:
         """Sign a job order, put it in the own book and gossip it until its job is final; return its id."""
@@ -169,6 +175,7 @@ class Node:
             if isinstance(entry.body, JobPost):
                 self.book.mark_posted(entry.id)
                 self._own_orders.pop(entry.id, None)
+        self.book.drop_unfunded(lambda account: self.context.state.account(account).balance)
         for event in block.events:
             if event.kind == "job" and event.reason in ("done", "cancelled", "expired"):
                 self.context.journal.forget(event.job)
