@@ -20,53 +20,50 @@ from gdf_market.units import MAX_INT
 MAX_PIECES = 4_096  # tensors that one split, chunk or unbind may return
 
 _POINTWISE = """
-abs.default add.Tensor add.Scalar addcdiv.default addcmul.default atan.default bitwise_and.Tensor bitwise_not.default
-bitwise_or.Tensor ceil.default celu.default clamp.default clamp.Tensor clamp_max.default clamp_min.default
-cos.default div.Scalar div.Tensor div.Tensor_mode elu.default eq.Scalar eq.Tensor erf.default exp.default
-expm1.default floor.default floor_divide.default fmod.Scalar ge.Scalar ge.Tensor gelu.default gt.Scalar gt.Tensor
-hardsigmoid.default hardswish.default hardtanh.default isfinite.default isnan.default le.Scalar le.Tensor
-leaky_relu.default lerp.Scalar lerp.Tensor log.default log10.default log1p.default log2.default log_sigmoid.default
-logical_and.default logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor
-maximum.default minimum.default mish.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg.default
+__and__.Tensor __or__.Tensor abs.default add.Scalar add.Tensor addcdiv.default addcmul.default atan.default
+bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor ceil.default celu.default clamp.Tensor clamp.default
+clamp_max.default clamp_min.default cos.default div.Scalar div.Tensor div.Tensor_mode elu.default eq.Scalar eq.Tensor
+erf.default exp.default expm1.default floor.default floor_divide.default fmod.Scalar ge.Scalar ge.Tensor gelu.default
+gt.Scalar gt.Tensor hardsigmoid.default hardswish.default hardtanh.default isfinite.default isnan.default le.Scalar
+le.Tensor leaky_relu.default lerp.Scalar lerp.Tensor log.default log10.default log1p.default log2.default
+log_sigmoid.default logical_and.default logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar
+masked_fill.Tensor maximum.default minimum.default mish.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg.default
 pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu.default reciprocal.default relu.default relu6.default
 remainder.Scalar rsqrt.default rsub.Scalar selu.default sigmoid.default sign.default silu.default sin.default
-softplus.default sqrt.default square.default sub.Scalar sub.Tensor tan.default tanh.default
-where.ScalarOther where.ScalarSelf where.self __and__.Tensor __or__.Tensor
+softplus.default sqrt.default square.default sub.Scalar sub.Tensor tan.default tanh.default where.ScalarOther
+where.ScalarSelf where.self
 """
 _REDUCTION = """
-all.default amax.default amin.default any.default argmax.default argmin.default cumsum.default log_softmax.int
-logsumexp.default max.default max.dim mean.default mean.dim min.default min.dim norm.Scalar prod.default prod.dim_int
-softmax.int std.correction std.dim sum.default sum.dim_IntList topk.default var.correction var.dim
-_softmax.default _log_softmax.default
-linalg_vector_norm.default
+_log_softmax.default _softmax.default all.default amax.default amin.default any.default argmax.default argmin.default
+cumsum.default linalg_vector_norm.default log_softmax.int logsumexp.default max.default max.dim mean.default mean.dim
+min.default min.dim norm.Scalar prod.default prod.dim_int softmax.int std.correction std.dim sum.default
+sum.dim_IntList topk.default var.correction var.dim
 """
 _SHAPE = """
-alias.default broadcast_tensors.default broadcast_to.default cat.default chunk.default clone.default
-contiguous.default detach.default
-diagonal.default expand.default expand_as.default flatten.using_ints flip.default gather.default index.Tensor
-index_select.default lift_fresh_copy.default movedim.int narrow.default permute.default pixel_shuffle.default
-repeat.default repeat_interleave.self_int reshape.default roll.default select.int slice.Tensor split.Tensor split_with_sizes.default
-squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default to.dtype to.dtype_layout to.device
-transpose.int tril.default triu.default type_as.default unbind.int unflatten.int unsqueeze.default view.default view_as.default
-_to_copy.default
+_to_copy.default alias.default broadcast_tensors.default broadcast_to.default cat.default chunk.default clone.default
+contiguous.default detach.default diagonal.default expand.default expand_as.default flatten.using_ints flip.default
+gather.default index.Tensor index_select.default lift_fresh_copy.default movedim.int narrow.default permute.default
+pixel_shuffle.default repeat.default repeat_interleave.self_int reshape.default roll.default select.int slice.Tensor
+split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default
+to.device to.dtype to.dtype_layout transpose.int tril.default triu.default type_as.default unbind.int unflatten.int
+unsqueeze.default view.default view_as.default
 """
 _CREATE = """
 arange.default arange.start arange.start_step full.default full_like.default new_full.default new_ones.default
 new_zeros.default ones.default ones_like.default scalar_tensor.default zeros.default zeros_like.default
 """
 _LAYER = """
-adaptive_avg_pool1d.default adaptive_avg_pool2d.default addmm.default avg_pool1d.default avg_pool2d.default
-baddbmm.default batch_norm.default bmm.default conv1d.default conv2d.default conv_transpose2d.input
-einsum.default embedding.default gru.input lstm.input group_norm.default layer_norm.default linear.default
-matmul.default max_pool1d.default max_pool2d.default mm.default one_hot.default outer.default pad.default constant_pad_nd.default
-rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec convolution.default
-max_pool2d_with_indices.default native_layer_norm.default native_group_norm.default
-_native_batch_norm_legit_no_training.default
+_native_batch_norm_legit_no_training.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default addmm.default
+avg_pool1d.default avg_pool2d.default baddbmm.default batch_norm.default bmm.default constant_pad_nd.default
+conv1d.default conv2d.default conv_transpose2d.input convolution.default einsum.default embedding.default
+group_norm.default gru.input layer_norm.default linear.default lstm.input matmul.default max_pool1d.default
+max_pool2d.default max_pool2d_with_indices.default mm.default native_group_norm.default native_layer_norm.default
+one_hot.default outer.default pad.default rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec
 """
 _LOSS = """
 binary_cross_entropy.default binary_cross_entropy_with_logits.default cross_entropy_loss.default huber_loss.default
-kl_div.default l1_loss.default mse_loss.default nll_loss.default nll_loss_nd.default smooth_l1_loss.default
-nll_loss_forward.default
+kl_div.default l1_loss.default mse_loss.default nll_loss.default nll_loss_forward.default nll_loss_nd.default
+smooth_l1_loss.default
 """
 
 ATEN = frozenset(

@@ -43,6 +43,7 @@ async def hash_of_outcome(trainer: Trainer, unit: UnitRequest, updates: dict[int
     return hashlib.sha256(result.checkpoint.read_bytes()).hexdigest()
 
 
+@pytest.mark.e2e
 async def test_two_runners_with_other_threads_agree(unit: UnitRequest, tmp_path: Path) -> None:
     first, second, junk = tmp_path / "first", tmp_path / "second", tmp_path / "junk"
     junk.write_bytes(b"x" * 10_000)
