@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from gdf_market.train.checkpoint import pack, unpack
 from gdf_market.train.codec import GRID_BITS, decode_update, encode_update
 from verifier.outcome import NoUpdatesError, OutcomeResult, compute_outcome
 
+HERE = Path(__file__).resolve()
+FOLDERS = [str(HERE.parent), str(HERE.parent.parent.parent)]  # this file, and the checkout
 N = 2_000
 RECIPE = Recipe(
     inner="adamw",
@@ -174,14 +177,14 @@ def test_the_fullest_round_fits_an_entry() -> None:
 
 def test_threads_do_not_change_the_bytes() -> None:
     program = (
-        "import hashlib, numpy as np; from tests.unit.test_verifier_outcome import *\n"
+        "import hashlib, numpy as np; from test_verifier_outcome import *\n"
         "result = outcome_of(encoded(deltas(20)))\n"
         "print(hashlib.sha256(result.checkpoint + encode(record(result))).hexdigest())\n"
     )
     digests = set()
     for threads in ("1", "2"):
         names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONPATH": os.getcwd()}
+        environment = {**os.environ, **dict.fromkeys(names, threads), "PYTHONPATH": os.pathsep.join(FOLDERS)}
         run = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
         digests.add(run.stdout)
     assert len(digests) == 1
