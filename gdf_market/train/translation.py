@@ -91,7 +91,7 @@ class Translation:
         ensure(
             not changed,
             UsageError(
-                f"The model changes {', '.join(map(own_name, changed[:3]))} while it trains (as batch norm does), which "
+                f"The model changes {', '.join(map(own_name, changed[:3]))} while it trains, as batch norm does, which "
                 "is not supported: use layer or group norm, or call model.eval() before the job is made."
             ),
         )
