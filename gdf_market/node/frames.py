@@ -183,9 +183,9 @@ async def write(stream: INetStream, data: bytes) -> None:
     connection; between two pieces cancellation works.
     """
     for start in range(0, len(data), limits.PIECE_BYTES):
+        await trio.lowlevel.checkpoint_if_cancelled()
         try:
             with trio.CancelScope(shield=True):
                 await stream.write(data[start : start + limits.PIECE_BYTES])
         except Exception as error:
             raise StreamEndedError(f"stream ended: {error!r}") from None
-        await trio.lowlevel.checkpoint_if_cancelled()

@@ -43,6 +43,9 @@ from gdf_market.node.p2p import Host
 
 log = structlog.get_logger("gdf.net")
 
+_PAUSE_FIRST_S, _PAUSE_MAX_S = 0.05, 30.0  # between two links with one connected peer
+_STABLE_S = 5.0  # a link that lasted so long was no accident
+
 
 class FullError(PeerError):
     """One link more than this node accepts; no fault."""
@@ -163,14 +166,16 @@ class Links:
 
     async def _keep(self, peer: str) -> None:
         """Have a link with ``peer`` for as long as there is a connection to it."""
-        pause = 0.1
+        pause = _PAUSE_FIRST_S
         try:
             while self._is_connected(peer) and not self._book.is_banned(peer, trio.current_time()):
                 link = self._links.get(peer)
                 if link is None:
                     link = self._links[peer] = Link(peer)
+                began = trio.current_time()
                 await self._speak(link)
-                pause = 0.1 if link.up.is_set() else min(pause * 2, 30.0)
+                lasted = link.up.is_set() and trio.current_time() - began > _STABLE_S
+                pause = _PAUSE_FIRST_S if lasted else min(pause * 2, _PAUSE_MAX_S)
                 if peer in self._links:
                     continue  # the peer opened a new one already
                 self._keepers[peer] = trio.Event()
@@ -319,7 +324,7 @@ class Links:
     async def _close_older(self, peer: str, stream: INetStream) -> None:
         """The peer started anew: what its old process left open is dead, even if nobody told us."""
         link = self._links.get(peer)
-        if link is not None:
+        if link is not None and link.hello is not None:
             self._end(link, "peer started anew")
         for conn in self._connections(peer):
             if conn.muxed_conn is not stream.muxed_conn:

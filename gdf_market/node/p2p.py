@@ -21,6 +21,7 @@ from libp2p.abc import INetStream
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key
 from libp2p.host.basic_host import BasicHost
+from libp2p.network.auto_connector import AutoConnector
 from libp2p.network.config import ConnectionConfig, RetryConfig
 from libp2p.peer.id import ID
 from libp2p.security.noise.transport import PROTOCOL_ID as NOISE
@@ -43,6 +44,13 @@ StreamHandler = Callable[[INetStream], Awaitable[None]]
 Blame = Callable[[str, PeerError], None]
 
 logging.getLogger("libp2p").addHandler(logging.NullHandler())  # else its warnings go to stderr unasked
+
+
+class _NoAutoConnector(AutoConnector):  # type: ignore[misc]
+    """The library dials known peers on its own, even with watermarks of 0; who is dialled is our decision."""
+
+    async def maybe_connect(self) -> None:
+        """Dial nobody."""
 
 
 class ContainedManager(TrioManager):  # type: ignore[misc]
@@ -228,6 +236,7 @@ def _make(seed: bytes, counters: Counters) -> tuple[BasicHost, CappedTCP]:
     swarm: Any = host.get_network()
     swarm.upgrader.muxer_multistream = LimitedMuxers(counters)
     swarm.set_resource_manager(None)  # its global stream count lets one peer use up everybody's; ours are per peer
+    swarm.auto_connector = _NoAutoConnector(swarm=swarm, auto_connect_interval=3_600.0)
     swarm.retry_config = RetryConfig(max_retries=0)
     swarm.set_stream_handler(_guard_negotiation(host._swarm_stream_handler, counters))
     return host, transport
@@ -236,7 +245,7 @@ def _make(seed: bytes, counters: Counters) -> tuple[BasicHost, CappedTCP]:
 def _config() -> ConnectionConfig:
     return ConnectionConfig(
         max_connections=limits.MAX_CONNECTIONS,
-        min_connections=0,  # the library shall dial nobody on its own
+        min_connections=0,  # else so many inbound slots are held back for its own dials
         low_watermark=0,
         high_watermark=limits.MAX_CONNECTIONS,
         max_connections_per_peer=3,

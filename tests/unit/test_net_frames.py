@@ -132,11 +132,25 @@ async def test_writes_are_cut_into_pieces_of_one_yamux_frame() -> None:
 
 
 async def test_a_cancelled_write_ends_between_two_pieces() -> None:
+    with trio.CancelScope() as scope:
+
+        class Cancelling(FakeStream):
+            async def write(self, data: bytes) -> None:
+                scope.cancel()
+                await super().write(data)
+
+        stream = Cancelling([])
+        await write(stream, bytes(3 * limits.PIECE_BYTES))  # type: ignore[arg-type]
+    assert [len(piece) for piece in stream.written] == [limits.PIECE_BYTES]
+
+
+async def test_nothing_is_written_after_cancellation() -> None:
+    """A hello of a link that ended while its stream opened would end the peer's good link."""
     stream = FakeStream([])
     with trio.CancelScope() as scope:
         scope.cancel()
-        await write(stream, bytes(3 * limits.PIECE_BYTES))  # type: ignore[arg-type]
-    assert [len(piece) for piece in stream.written] == [limits.PIECE_BYTES]
+        await write(stream, b"hello")  # type: ignore[arg-type]
+    assert stream.written == []
 
 
 def test_hello_is_read_back() -> None:
