@@ -8,7 +8,7 @@ has to know.
 
 Bounds: values below 2**30, at most 64 units.  A mixed sum is below 2**36, a
 trimmed sum of those below 2**42, the divisor at most 4096: int64 cannot
-overflow, and float64 holds every one of these numbers exactly.
+overflow, and float64, in which the outer step divides, holds the sum exactly.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from gdf_market.messages import MAX_UNITS_PER_ROUND
 from verifier.gram import Gram, Update, squared_distance
 
 MIN_UNITS_FOR_NORM_CHECK = 3  # with fewer there is no majority that could define a normal size
-_CHUNK = 1 << 15  # coordinates at a time
+_CHUNK = 1 << 13  # coordinates at a time; a chunk of all units fits the cache
 
 
 def tolerated(count: int) -> int:
@@ -52,17 +51,13 @@ def _size_problem(square: int, median: int) -> str:
     return ""
 
 
-def _mixing(gram: Gram, keep: int) -> npt.NDArray[np.float64]:
-    """Return f64[n, n] of zeros and ones: row i marks the ``keep`` updates nearest to i, itself among them.
+def _nearest(gram: Gram, keep: int) -> list[list[int]]:
+    """Return for each update the ``keep`` updates nearest to it, itself among them.
 
     Equal distances are decided by position, which is the slot's rank.
     """
-    count = len(gram)
-    weights = np.zeros((count, count))
-    for i in range(count):
-        nearest = sorted(range(count), key=lambda j: (squared_distance(gram, i, j), j != i, j))
-        weights[i, nearest[:keep]] = 1.0
-    return weights
+    span = range(len(gram))
+    return [sorted(span, key=lambda j: (squared_distance(gram, i, j), j != i, j))[:keep] for i in span]
 
 
 def nnm_trimmed_mean(updates: Sequence[Update], gram: Gram) -> tuple[Update, int]:
@@ -70,11 +65,11 @@ def nnm_trimmed_mean(updates: Sequence[Update], gram: Gram) -> tuple[Update, int
     count = len(updates)
     assert 1 <= count <= MAX_UNITS_PER_ROUND
     bad = tolerated(count)
-    weights = _mixing(gram, count - bad)
+    nearest = _nearest(gram, count - bad)
     total = np.empty(len(updates[0]), dtype=np.int64)
     for start in range(0, len(total), _CHUNK):
         part = slice(start, start + _CHUNK)
-        columns = np.stack([update[part] for update in updates]).astype(np.float64)
-        mixed = np.sort(weights @ columns, axis=0)  # exact: see the bounds above
-        total[part] = mixed[bad : count - bad].sum(axis=0)
+        columns = np.stack([update[part] for update in updates])
+        mixed = np.stack([columns[rows].sum(axis=0) for rows in nearest])
+        total[part] = np.sort(mixed, axis=0)[bad : count - bad].sum(axis=0)
     return total, (count - bad) * (count - 2 * bad)
