@@ -204,10 +204,7 @@ def _check_supply(state: State) -> int:
 
 def _check_conservation(changes: Changes) -> None:
     """Raise MalformedError unless the changed records hold as many credits after the block as before."""
-    before, after = (
-        State(
-            immutables.Map({key: pair[side] for key, pair in changes.items() if pair[side] is not None})
-        ).supply_check()
-        for side in (0, 1)
-    )
+    old = {key: record for key, (record, _) in changes.items() if record is not None}
+    new = {key: record for key, (_, record) in changes.items() if record is not None}
+    before, after = (State(immutables.Map(records)).supply_check() for records in (old, new))
     ensure(before == after, MalformedError(f"the block turns {before} micro-credits into {after}"))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,7 @@ class LedgerStore:
         self.rules = rules
         ensure(not read_only or path.is_file(), StorageError(f"there is no ledger at {path}"))
         self._immutable = False
-        self._engine = sqlalchemy.create_engine(
-            "sqlite:///ledger", creator=self._connect, poolclass=sqlalchemy.QueuePool
-        )
+        self._engine = self.make_engine(self._connect)
         try:
             self._prepare()
         except StorageError:
@@ -69,6 +67,11 @@ class LedgerStore:
             # a lone copy in a folder where SQLite may not create its index file
             self._immutable = True
             self._prepare()
+
+    @staticmethod
+    def make_engine(connect: Callable[[], sqlite3.Connection]) -> sqlalchemy.Engine:
+        """Return an engine over connections from ``connect``, one per thread at work."""
+        return sqlalchemy.create_engine("sqlite:///ledger", creator=connect, poolclass=sqlalchemy.QueuePool)
 
     def _connect(self) -> sqlite3.Connection:
         options = "?mode=ro" if self.read_only else ""

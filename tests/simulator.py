@@ -267,6 +267,7 @@ class Cluster:
         genesis: Genesis | None = None,
         links: Callable[[int, int], bool] = lambda a, b: True,
         send_before_save: bool = False,
+        stores: Callable[[str], MemoryStore] | None = None,
     ) -> None:
         self.random = random.Random(seed)
         self.faults = faults or Faults(until_ms=0)
@@ -280,9 +281,10 @@ class Cluster:
         self._count = 0
         self._groups: dict[str, int] = {}
         self._send_before_save = send_before_save
+        make_store = stores or (lambda name: MemoryStore(self.genesis, rules))
         keys = [key(1 + index) for index in range(validators)] + [key(51 + index) for index in range(observers)]
         self.nodes: dict[str, Node] = {
-            each.account: Node(each, MemoryStore(self.genesis, rules), self.random.randint(-300, 300)) for each in keys
+            each.account: Node(each, make_store(each.account), self.random.randint(-300, 300)) for each in keys
         }
         names = list(self.nodes)
         self.byzantine = {names[index]: tamper for index, tamper in (byzantine or {}).items()}

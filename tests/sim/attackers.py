@@ -45,7 +45,7 @@ def equivocate(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effec
                 forged.append(effect)
                 continue
             twin = _twin(cluster, name, proposal)
-            own = _replica(cluster, name)._proposals.at(header.slot)[0]
+            own = open_block(proposal, cluster.network)
             cluster.random.shuffle(others)
             for index, other in enumerate(others):
                 mine = own if index % 2 else twin
@@ -63,7 +63,7 @@ def equivocate(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effec
 
 
 def front_run(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
-    """As leader of coming slots propose at once, on parents that nobody notarized and over slots that nobody skipped."""
+    """As leader of coming slots propose at once, on parents not notarized and over slots not skipped."""
     replica = _replica(cluster, name)
     quorum, chain = replica._quorum, replica._chain
     done: set[int] = cluster.memory.setdefault(name, set())
