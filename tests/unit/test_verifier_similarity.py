@@ -22,7 +22,7 @@ def honest(count: int, *, length: int = 4_000, seed: int = 0) -> list[Array]:
 def test_gram_is_exact_at_the_largest_values() -> None:
     largest = VALUE_LIMIT - 1
     random = np.random.default_rng(3)
-    length = (1 << 15) * 2 + 5  # three chunks, the last one short
+    length = (1 << 13) * 2 + 5  # three chunks, the last one short
     updates = [
         np.full(length, largest, np.int64),
         np.full(length, -largest, np.int64),
