@@ -13,7 +13,7 @@ from libp2p.abc import INetStream
 from gdf_market.blobs.manifest import MAX_MANIFEST_BYTES, ContentMismatchError, Manifest, check_manifest, parse_manifest
 from gdf_market.blobs.partial import Partial
 from gdf_market.blobs.store import BlobStore
-from gdf_market.codec import encode
+from gdf_market.codec import encode, sha256
 from gdf_market.errors import GdfError, LocalError, MalformedError, OversizedError, PeerError, UnreachableError, ensure
 from gdf_market.node import limits
 from gdf_market.node.blob_plan import Plan
@@ -310,6 +310,8 @@ class BlobClient:
             async def ask(account: str) -> None:
                 try:
                     data = await self._ask_once(account, "manifest", root, MAX_MANIFEST_BYTES)
+                    # before its size is believed: a lie must not pass for a blob that is too large
+                    ensure(sha256(data).hex() == root, ContentMismatchError(f"not the manifest of blob {root}"))
                     found.append(await trio.to_thread.run_sync(parse_manifest, root, data, max_bytes))
                 except OversizedError as error:
                     oversized.append(error)

@@ -101,6 +101,7 @@ class BulkHost:
         self.peer = ""
         self.addresses: tuple[str, ...] = ()
         self.restarts = 0
+        self.process: trio.Process | None = None
 
     async def __aenter__(self) -> BulkHost:
         self._context = self._run()
@@ -269,6 +270,7 @@ class BulkHost:
                 self._queue_out.receive_nowait()
             except trio.WouldBlock:
                 break
+        self.process = process
         self._ready.set()
         for account, address in self._sources.items():
             self._tell(_add_source(account, address))

@@ -1,7 +1,7 @@
 """The bulk process: `python -m gdf_market.node.bulk_process`, a libp2p host that only moves blobs.
 
-One JSON request per line on stdin, one JSON reply per line on stdout, matched
-by ``id``.  The first is ``start``.  When stdin closes, whatever happened to the
+One JSON request per line on stdin; ``fetch``, ``holders`` and ``stats`` get one JSON
+reply per line on stdout, matched by ``id``.  The first request is ``start``.  When stdin closes, whatever happened to the
 node, the process ends: nothing is left behind.
 """
 
@@ -64,14 +64,22 @@ class _Service:
         """Carry out requests until ``stop`` or the end of stdin."""
         async for line in lines:
             request = json.loads(line)
-            if request["op"] == "stop":
-                return
-            if request["op"] == "cancel":
-                scope = self._calls.get(request["target"])
-                if scope is not None:
-                    scope.cancel()
-                continue
-            self._nursery.start_soon(self._call, request)
+            match request["op"]:
+                case "stop":
+                    return
+                case "cancel":
+                    scope = self._calls.get(request["target"])
+                    if scope is not None:
+                        scope.cancel()
+                # these three take effect in order with the requests around them, and get no reply
+                case "add_source":
+                    self._client.add_source(request["account"], request["peer"], request["addresses"])
+                case "remove_source":
+                    self._client.remove_source(request["account"])
+                case "limits":
+                    self._server.limit_upload(request["upload_bytes_per_s"])
+                case _:
+                    self._nursery.start_soon(self._call, request)
 
     async def _call(self, request: dict[str, Any]) -> None:
         number = request["id"]
@@ -87,21 +95,14 @@ class _Service:
 
     async def _do(self, request: dict[str, Any]) -> Any:
         match request["op"]:
-            case "add_source":
-                self._client.add_source(request["account"], request["peer"], request["addresses"])
-            case "remove_source":
-                self._client.remove_source(request["account"])
             case "fetch":
                 return str(await self._client.fetch(request["root"], request["max_bytes"]))
             case "holders":
                 return await self._client.holders(request["root"])
-            case "limits":
-                self._server.limit_upload(request["upload_bytes_per_s"])
             case "stats":
                 return {"counters": self._host.counters.snapshot(), "sent_bytes": self._server.sent_bytes}
             case other:
                 raise LocalError(f"unknown operation {other!r}")
-        return None
 
 
 def failure(number: int, error: Exception) -> dict[str, Any]:
