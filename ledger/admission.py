@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gdf_market.errors import GdfError, PeerError
+from gdf_market.errors import GdfError, PeerError, RuleError, ensure
 from gdf_market.messages import Entry, open_entry
 from ledger import limits
 from ledger.chain import SeenEntries
@@ -36,6 +36,8 @@ class Admission:
         self._outbox: dict[str, Entry] = {}
         self._outbox_from: set[str | None] = set()
         self._relayed_ms = -limits.RELAY_MS
+        self._refused: dict[str, int] = {}  # refused entries by peer since _refused_ms
+        self._refused_ms = 0
 
     # ---- arrivals
 
@@ -53,7 +55,8 @@ class Admission:
         return effects
 
     def receive(self, peer: str, raws: Sequence[bytes], tip: Tip, now_ms: int) -> list[Effect]:
-        """Take a peer's batch; raises PeerError when an envelope is malformed or its signature fails."""
+        """Take a peer's batch; raises PeerError for a malformed envelope, a bad signature, or a flood."""
+        self._check_flood(peer, now_ms)
         fresh = [raw for raw in dict.fromkeys(raws) if raw not in self._seen]
         opened = [open_entry(raw, self._network) for raw in fresh]
         effects: list[Effect] = []
@@ -62,6 +65,13 @@ class Admission:
             effects += self._take(entry, tip, now_ms, peer, now_ms + limits.DEFERRED_MS)
         return effects
 
+    def _check_flood(self, peer: str, now_ms: int) -> None:
+        """Entries that the rules refuse cost a signature check each and pay for nothing: a peer may send few."""
+        if not 0 <= now_ms - self._refused_ms < limits.REFUSED_WINDOW_MS:
+            self._refused, self._refused_ms = {}, now_ms
+        refused = self._refused.get(peer, 0)
+        ensure(refused <= limits.MAX_REFUSED, RuleError(f"{peer} sent {refused} entries that the rules refuse"))
+
     def _take(self, entry: Entry, tip: Tip, now_ms: int, peer: str | None, until_ms: int) -> list[Effect]:
         if entry.id in self.pool or entry.id in self.deferred or entry.id in self._done:
             return []
@@ -69,6 +79,8 @@ class Admission:
             self._rules.check_entry(tip.state, entry, _entry_time(tip, now_ms))
             return self._keep(entry, now_ms, peer)
         except PeerError:
+            if peer is not None:
+                self._refused[peer] = self._refused.get(peer, 0) + 1
             if entry.body.expires_ms > now_ms:
                 self.deferred.add(entry, until_ms)
         except MempoolFullError:

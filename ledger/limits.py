@@ -43,5 +43,7 @@ URGENT_STATUS_MS = 200  # least time between two statuses sent because something
 SYNC_TIMEOUT_MS = 3_000
 HELP_INTERVAL_MS = 150  # least time between two answers to one peer's statuses
 RELAY_MS = 50  # entries received within this time of the last relay go out together
+MAX_REFUSED = 200  # entries a peer may send in REFUSED_WINDOW_MS that the rules refuse: honest ones send hardly any
+REFUSED_WINDOW_MS = 10_000
 REFLOOD_MS = 5_000  # entries that no block took for so long are sent again
 REFLOOD_BYTES = 32_768

@@ -141,6 +141,9 @@ class Replica:
 
     def step(self, event: ReplicaEvent, now_ms: int) -> list[Effect]:
         """Take one event at a Unix time; return the effects in the order in which they must be carried out."""
+        if now_ms < self._now:  # the clock was set back: what was measured by it must not wait for it to come again
+            self._entered = (self._entered[0], min(self._entered[1], now_ms))
+            self._status_ms = min(self._status_ms, now_ms)
         self._now = now_ms
         try:
             self._handle(event)

@@ -66,7 +66,8 @@ class CatchUp:
 
     def is_behind(self, head: Tip) -> bool:
         """Say whether a peer claims more finalized blocks."""
-        return any(peer.height >= self._next_height(head) for peer in self.peers.values())
+        wanted = self._next_height(head)
+        return any(peer.height >= wanted for peer in self.peers.values())
 
     def request(self, head: Tip, now_ms: int) -> tuple[str, int] | None:
         """Return (peer, height) to ask now, if it is time to."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdf_market.errors import SignatureError
+from gdf_market.errors import RuleError, SignatureError
 from gdf_market.messages import Entry
 from ledger import limits
 from ledger.admission import Admission
@@ -147,6 +147,17 @@ def test_what_is_refused_now_is_tried_on_the_next_tip() -> None:
     admission.on_tip(TIP, set(), NOW + 1)  # and back: it waits again, without being relayed
     assert poor.id in admission.deferred
     assert admission.work_since_ms is None
+
+
+def test_a_peer_that_floods_refused_entries_is_blamed() -> None:
+    admission = make_admission()
+    poor = [transfer(NETWORK, key(500), key(1).account, nonce, START_MS).raw for nonce in range(limits.MAX_REFUSED + 1)]
+    admission.receive("peer", poor, TIP, NOW)
+    with pytest.raises(RuleError, match="sent 201 entries"):
+        admission.receive("peer", [entry().raw], TIP, NOW)
+    admission.receive("other", [entry().raw], TIP, NOW)
+    admission.receive("peer", [entry(nonce=1).raw], TIP, NOW + limits.REFUSED_WINDOW_MS)
+    assert len(admission.pool) == 2
 
 
 def test_deferral_ends() -> None:

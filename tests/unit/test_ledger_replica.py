@@ -239,6 +239,13 @@ def test_skip_follows_pending_work_and_not_the_heartbeat() -> None:
     assert own_votes(idle.step(Timer("tick"), START_MS + 5_000 + limits.MARGIN_MS)) == [(SKIP, 1)]
 
 
+def test_a_clock_set_back_does_not_stop_the_node() -> None:
+    replica = started(now_ms=NOW + 3_600_000)
+    effects = replica.step(Timer("tick"), NOW)
+    assert timer(effects) <= NOW + limits.STATUS_MS * limits.QUIET_STATUSES
+    assert own_votes(replica.step(Timer("tick"), NOW + 5_000 + limits.MARGIN_MS)) == [(SKIP, 1)]
+
+
 def test_margins_grow_up_to_a_cap() -> None:
     calm = pace.Situation(
         entered_ms=0,
@@ -527,7 +534,8 @@ def test_a_peer_that_does_not_deliver_loses_its_turn() -> None:
     effects = replica.step(Timer("tick"), NOW + limits.SYNC_TIMEOUT_MS)
     asked = [effect.peer for effect in effects if isinstance(effect, Send)]
     assert asked == [other]
-    assert give(replica, answer(sync_item(block_for(1)))) == []  # too late
+    late = answer(sync_item(block_for(1)))
+    assert give(replica, late, now_ms=NOW + limits.SYNC_TIMEOUT_MS) == []
 
 
 def test_a_late_joiner_catches_up_and_votes() -> None:
