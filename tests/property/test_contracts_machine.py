@@ -1,0 +1,352 @@
+"""Random markets: honest, cheating, silent and hostile actors, random terms and time steps.
+
+Every block is checked by the world (conservation, events, wake-up times,
+canonical records); at the end every job must have ended with nothing locked,
+everybody paid once, and pay equal to the evidence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import msgspec
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from contracts.block import next_wake_ms, select_entries
+from contracts.records import Job, Round
+from contracts.views import pending_actions
+from gdf_market.messages import (
+    AuditCommit,
+    AuditOpen,
+    Bid,
+    BidWithdraw,
+    Commit,
+    Entry,
+    Flag,
+    JobCancel,
+    Receipt,
+    Rejected,
+    Result,
+    Reveal,
+    SketchOpen,
+    Transfer,
+)
+from gdf_market.units import CREDIT, PPM
+from tests.contracts_world import (
+    Actor,
+    World,
+    assert_nothing_locked,
+    key_of,
+    outcome_of,
+    text_hash,
+)
+
+EXAMPLES = int(os.environ.get("GDF_TEST_EXAMPLES", "25"))
+WORKERS = ("w1", "w2", "w3", "w4")
+VALIDATORS = ("val", "val2", "w4")
+PLAYERS = (*WORKERS, "val", "val2")
+KINDS = (
+    "commit",
+    "reveal",
+    "receipt",
+    "result",
+    "audit_lottery",
+    "audit_targeted",
+    "audit_committee",
+    "sketch_open",
+    "audit_open",
+)
+names = st.sampled_from(PLAYERS)
+flavours = st.sampled_from(["", "", "", "cheat"])
+skips = st.one_of(st.just(frozenset()), st.frozensets(st.sampled_from(KINDS), max_size=2))
+excesses = st.sampled_from([None, None, 0, 500_000, 500_000, 50_000_000])
+small = st.integers(0, 3)
+
+
+class Market(RuleBasedStateMachine):
+    """One network, at most three jobs; actors change their behaviour at any time."""
+
+    @initialize(bond=st.sampled_from([0, 1, 5 * CREDIT]), void=st.integers(0, 3))
+    def found(self, bond: int, void: int) -> None:
+        balances = {name: 300 * CREDIT for name in ("owner", *PLAYERS)} | {"w3": 0}
+        self.world = World(balances, VALIDATORS, {"audit_bond": bond, "max_void_rounds": void})
+        self.world.cast(*(Actor(name, lottery=True) for name in PLAYERS))
+        self.world.cast(Actor("w1", flavour="cheat"))
+        self.jobs: list[str] = []
+
+    # actors
+
+    @rule(name=names, flavour=flavours, skip=skips, excess=excesses)
+    def behave(self, name: str, flavour: str, skip: frozenset[str], excess: int | None) -> None:
+        claim = None if excess is None else lambda unit: excess
+        self.world.cast(Actor(name, flavour=flavour, skips=skip, lottery=True, audit_excess=claim))
+
+    @precondition(lambda self: len(self.jobs) < 3)
+    @rule(
+        units=st.integers(1, 4),
+        rounds=st.integers(1, 3),
+        least=st.integers(1, 2),
+        price=st.sampled_from([1, 7, 3 * CREDIT]),
+        bond=st.sampled_from([0, 5, 5, 2 * CREDIT + 1]),
+        merit=st.sampled_from([0, 1, 333_333, PPM]),
+        fee=st.sampled_from([0, 3, CREDIT]),
+        budget=st.sampled_from([0, 4, 20 * CREDIT]),
+        hold=st.sampled_from([1, 5_000, 120_000]),
+        life=st.sampled_from([30_000, 3_600_000]),
+    )
+    def post(self, life: int, **terms: int) -> None:
+        entry = self.world.job_entry(
+            units_per_round=terms["units"],
+            rounds=terms["rounds"],
+            min_workers=min(terms["least"], terms["units"]),
+            reserve_price=terms["price"],
+            unit_bond=terms["bond"],
+            merit_ppm=terms["merit"],
+            audit_fee=terms["fee"],
+            audit_budget=terms["budget"],
+            hold_ms=terms["hold"],
+            bid_ms=60_000,
+            deadline_ms=self.world.time_ms + life,
+        )
+        if self.offer(entry):
+            self.jobs.append(entry.id)
+            for part, name in enumerate(WORKERS, 1):
+                self.bid(name, len(self.jobs) - 1, part, 2)
+            self.act(12)
+
+    @precondition(lambda self: self.jobs)
+    @rule(name=names, which=small, part=st.integers(1, 4), units=st.integers(1, 4))
+    def bid(self, name: str, which: int, part: int, units: int) -> None:
+        job = self.world.job(self.job_at(which))
+        price = max(1, job.spec.reserve_price * part // 4)
+        self.offer(
+            self.world.entry(name, Bid, job=job.id, price=price, units=units, device_class=job.spec.device_class)
+        )
+
+    @precondition(lambda self: self.jobs)
+    @rule(name=names, which=small)
+    def withdraw(self, name: str, which: int) -> None:
+        self.offer(self.world.entry(name, BidWithdraw, job=self.job_at(which)))
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=small, name=st.sampled_from(["owner", "w1"]))
+    def cancel(self, which: int, name: str) -> None:
+        self.offer(self.world.entry(name, JobCancel, job=self.job_at(which)))
+
+    @rule(source=st.sampled_from(["owner", *PLAYERS]), to=names, amount=st.integers(1, 400 * CREDIT))
+    def transfer(self, source: str, to: str, amount: int) -> None:
+        self.offer(self.world.entry(source, Transfer, to=key_of(to).account, amount=amount, memo=""))
+
+    # time and honest work
+
+    @rule(turns=st.integers(5, 30))
+    def act(self, turns: int) -> None:
+        for _ in range(turns):
+            selected, _ = select_entries(self.world.state, self.world.due(), self.world.context())
+            if selected:
+                self.world.block(*selected)
+            elif next_wake_ms(self.world.state) is not None:
+                self.world.wake()
+
+    @rule(dt=st.sampled_from([0, 1, 999, 5_000, 20_000, 70_000]))
+    def pass_time(self, dt: int) -> None:
+        self.world.block(dt=dt)
+
+    # hostility: well-formed entries that say anything
+
+    @precondition(lambda self: self.jobs)
+    @rule(name=names, which=small, index=small, slot=small, kind=st.integers(0, 6), salt=small)
+    def lie(self, name: str, which: int, index: int, slot: int, kind: int, salt: int) -> None:
+        world, job = self.world, self.job_at(which)
+        where = {"job": job, "round": index, "slot": slot}
+        noise, proof = text_hash("noise", salt), "00" * 80
+        outcome = {"checkpoint": noise, "rejected": (), "merit_ppm": (PPM,), "cosine_ppm": (0,), "flags": ()}
+        entries = [
+            lambda: world.entry(name, Commit, **where, digest=noise),
+            lambda: world.entry(name, Reveal, **where, update=noise, proof=proof, sketch_root=noise, salt=noise),
+            lambda: world.entry(name, Receipt, job=job, round=index, holds=tuple(range(salt))),
+            lambda: world.entry(
+                name,
+                Result,
+                job=job,
+                round=index,
+                outcome=outcome_of(_AnyRound, included=(slot,), suspicion=(slot,), **outcome),
+                loss_e6=-1,
+            ),
+            lambda: world.entry(name, AuditCommit, **where, role="targeted", proof="", digest=noise),
+            lambda: world.entry(name, SketchOpen, **where, openings=()),
+            lambda: world.entry(
+                name, AuditOpen, **where, excess_ppb=0, distance_ppb=0, sketch_root=noise, salt=noise, openings=()
+            ),
+        ]
+        self.offer(entries[kind]())
+
+    @precondition(lambda self: self.jobs)
+    @rule(which=small, rejected=small, flag=st.sampled_from(["twin-differs", "duplicate", "outlier"]), merit=small)
+    def agree_on_something_odd(self, which: int, rejected: int, flag: str, merit: int) -> None:
+        """All attesters vote for one outcome that rejects, flags and shares as it likes."""
+        job = self.world.job(self.job_at(which))
+        round_ = self.world.state.round(job.id, job.round)
+        if round_ is None or round_.phase != "result" or rejected not in round_.included:
+            return
+        included = tuple(slot for slot in round_.included if slot != rejected)
+        outcome = outcome_of(
+            msgspec.structs.replace(round_, included=included or (0,)),
+            included=included,
+            rejected=(Rejected(slot=rejected, reason="norm"),),
+            merit_ppm=tuple(PPM if place == merit else 0 for place in range(len(included))),
+            cosine_ppm=tuple(0 for _ in included),
+            suspicion=included,
+            flags=tuple(Flag(slot=a, other=included[0], reason=flag, value_ppm=0) for a in included),
+        )
+        for name in PLAYERS:
+            if key_of(name).account in round_.attesters:
+                fields = {"job": job.id, "round": round_.index, "outcome": outcome, "loss_e6": 5}
+                self.offer(self.world.entry(name, Result, **fields))
+
+    @rule(salt=st.integers(0, 50))
+    def repeat(self, salt: int) -> None:
+        """An entry that was in a block before is never taken again."""
+        if self.world.entries:
+            old = self.world.entries[salt % len(self.world.entries)]
+            assert not self.offer(old)
+
+    def job_at(self, which: int) -> str:
+        return self.jobs[which % len(self.jobs)]
+
+    def offer(self, entry: Entry) -> bool:
+        """Put an entry into the next block if the rules take it; whatever it is, they refuse it cleanly."""
+        selected, refused = select_entries(self.world.state, [entry], self.world.context(10))
+        assert len(selected) + len(refused) == 1
+        if selected:
+            self.world.block(entry, dt=10)
+        return bool(selected)
+
+    # what must hold
+
+    @invariant()
+    def nobody_is_asked_for_what_would_be_refused(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        for name in ("val", "w1"):
+            actions = pending_actions(self.world.state, key_of(name).account, self.world.time_ms)
+            assert len({(a.kind, a.job, a.round, a.slot) for a in actions}) == len(actions)
+            assert all(action.deadline_ms > self.world.time_ms for action in actions)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        world = self.world
+        # everybody falls silent: time alone must end every job
+        wakes = 0
+        while world.state.active().jobs:
+            world.wake()
+            wakes += 1
+            assert wakes < 2_000
+        assert_nothing_locked(world)
+        for job_id in self.jobs:
+            check_ended(world, world.job(job_id))
+        SEEN.update(f"{event.kind} {event.reason}" for event in world.events)
+
+
+class _AnyRound:
+    """Stands for a round where an outcome is made up."""
+
+    index = 0
+    included = (0,)
+
+
+def check_ended(world: World, job: Job) -> None:
+    """Check that a job ended in bounded time and that pay equals the evidence."""
+    spec = job.spec
+    # each step of an audit or dispute takes audit_ms; their number per unit is limited
+    assert job.ended_ms <= max(spec.deadline_ms, job.posted_ms) + spec.hold_ms + 30 * spec.audit_ms + 100_000
+    assert job.status in ("done", "cancelled", "expired")
+    paid: Counter[tuple[int, int]] = Counter()
+    for event in world.events:
+        if event.job == job.id and event.kind in ("paid", "merit") and event.source == "held":
+            paid[(event.round, event.slot)] += event.amount
+            if event.kind == "paid":
+                assert event.amount == world.round(job.id, event.round).price
+    settled = [world.round(job.id, index) for index in range(job.round)]
+    assert job.completed == sum(round_.phase == "settled" for round_ in settled)
+    total = 0
+    for round_ in settled:
+        total += check_round(world, round_, paid)
+    assert total == sum(paid.values())
+    locked = sum(escrow for escrow in (e.amount for e in world.events if e.job == job.id and e.kind == "escrow"))
+    flows = Counter[str]()
+    for event in world.events:
+        if event.job == job.id:
+            flows[event.target] += event.amount
+            flows[event.source] -= event.amount
+    assert flows["escrow"] == flows["audit_escrow"] == flows["held"] == flows["bond"] == 0
+    assert job.refunded >= 0
+    assert locked >= total
+
+
+def check_round(world: World, round_: Round, paid: Counter[tuple[int, int]]) -> int:
+    """Return what a round's units were paid; each paid unit is in the agreed outcome, revealed, and not convicted."""
+    total = 0
+    for slot in round_.units:
+        unit = world.unit(round_.job, round_.index, slot)
+        assert unit.paid == paid[(round_.index, slot)]
+        assert unit.held_pay == unit.held_merit == 0
+        assert unit.status in ("missed", "rejected", "convicted", "paid")
+        dispute = world.state.dispute(round_.job, round_.index, slot)
+        if unit.status == "paid":
+            assert round_.outcome is not None
+            assert slot in round_.outcome.included
+            assert slot in round_.included
+            assert unit.update
+            assert dispute is None or dispute.status in ("cleared", "unresolved")
+            total += unit.paid
+        else:
+            assert unit.paid == 0
+        if dispute is not None and dispute.status == "convicted":
+            assert unit.status == "convicted"
+            bid = world.state.bid(round_.job, unit.worker)
+            assert bid is not None
+            assert bid.reason.startswith("convicted")
+        for auditor in unit.auditors:
+            audit = world.state.audit(round_.job, round_.index, slot, auditor)
+            assert audit is not None
+            assert audit.bond == 0
+            assert audit.status in ("opened", "late", "void")
+            assert auditor != unit.worker
+    return total
+
+
+SEEN: Counter[str] = Counter()
+ENDINGS = {
+    *("paid", "merit", "missed", "rejected", "convicted", "slashed", "forfeited", "returned", "refund", "audit"),
+    *("job done", "job expired", "job cancelled", "verdict pass", "verdict fail", "verdict grey", "phase void"),
+}
+
+
+def test_random_markets_keep_the_rules() -> None:
+    SEEN.clear()
+    run_state_machine_as_test(
+        Market,
+        settings=settings(
+            max_examples=EXAMPLES,
+            stateful_step_count=40,
+            deadline=None,
+            derandomize=True,  # the same markets on every run; raise EXAMPLES to look further
+            phases=(Phase.generate,),  # shrinking a market of hundreds of blocks takes longer than reading it
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+    # a machine that never gets there would prove little
+    missing = {ending for ending in ENDINGS if not any(seen.startswith(ending) for seen in SEEN)}
+    assert not missing, SEEN
