@@ -1,0 +1,87 @@
+"""How finalized blocks and changed records become rows: one bulk statement per table (SQLAlchemy Core)."""
+
+from __future__ import annotations
+
+import msgspec
+import sqlalchemy
+from sqlalchemy.dialects.sqlite import insert
+from sqlmodel import col
+
+from contracts.records import StateRecord
+from gdf_market.codec import encode
+from ledger.effects import Executed, SaveBlocks
+from ledger.tables import BlockRow, CandidateRow, EntryRow, EventRow, MetaRow, RecordRow, VoteRow
+
+
+def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
+    """Write records that are new or changed at a height."""
+    rows = [
+        {"key": key, "kind": type(record).__name__.lower(), "value": encode(record), "height": height}
+        for key, record in records.items()
+    ]
+    if rows:
+        connection.execute(insert(RecordRow).prefix_with("OR REPLACE"), rows)
+
+
+def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
+    """Write finalized blocks, their entries, events and changed records; delete older votes and candidates."""
+    last = write.blocks[-1]
+    certificate = encode(write.certificate)
+    connection.execute(insert(BlockRow), [_block_row(each, last.tip.height, certificate) for each in write.blocks])
+    for model, rows in (
+        (EntryRow, [row for executed in write.blocks for row in _entry_rows(executed)]),
+        (EventRow, [row for executed in write.blocks for row in _event_rows(executed)]),
+    ):
+        if rows:
+            connection.execute(insert(model), rows)
+    for executed in write.blocks:
+        changes = executed.transition.changes
+        put_records(connection, {key: new for key, (_, new) in changes.items() if new is not None}, executed.tip.height)
+        removed = [key for key, (_, new) in changes.items() if new is None]
+        if removed:
+            condition = col(RecordRow.key) == sqlalchemy.bindparam("gone")
+            connection.execute(sqlalchemy.delete(RecordRow).where(condition), [{"gone": key} for key in removed])
+    connection.execute(
+        sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
+    )
+    connection.execute(sqlalchemy.delete(VoteRow).where(col(VoteRow.slot) <= last.tip.slot))
+    connection.execute(sqlalchemy.delete(CandidateRow).where(col(CandidateRow.slot) <= last.tip.slot))
+
+
+def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> dict[str, object]:
+    header = executed.block.header
+    return {
+        "height": header.height,
+        "hash": executed.block.hash,
+        "slot": header.slot,
+        "time_ms": header.time_ms,
+        "proposer": header.proposer,
+        "entry_count": header.entry_count,
+        "state_root": header.state_root,
+        "header": executed.block.header_bytes,
+        "signature": executed.block.signature,
+        "certified_height": certified_height,
+        "certificate": certificate,
+    }
+
+
+def _entry_rows(executed: Executed) -> list[dict[str, object]]:
+    return [
+        {
+            "id": entry.id,
+            "height": executed.tip.height,
+            "position": position,
+            "kind": type(entry.body).__struct_config__.tag,
+            "author": entry.body.author,
+            "job": entry.id if type(entry.body).__struct_config__.tag == "job_post" else getattr(entry.body, "job", ""),
+            "raw": entry.raw,
+        }
+        for position, entry in enumerate(executed.entries)
+    ]
+
+
+def _event_rows(executed: Executed) -> list[dict[str, object]]:
+    return [
+        {"height": executed.tip.height, "position": position, **msgspec.structs.asdict(event)}
+        for position, event in enumerate(executed.transition.events)
+    ]
