@@ -96,6 +96,11 @@ class ControlHost:
         return list(self._host.addresses)
 
     @property
+    def peer_addresses(self) -> tuple[str, ...]:
+        """Multiaddrs of connected peers, to find them again later."""
+        return self._discovery.known(self._links.up)
+
+    @property
     def bulk_hints(self) -> dict[str, BulkAddress]:
         """Where the connected peers serve blobs, as they vouched for it."""
         return self._links.bulk_hints

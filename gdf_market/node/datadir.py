@@ -8,6 +8,7 @@
     ledger.sqlite  the replica
     blobs/         content-addressed chunks
     units/         what this worker and auditor must remember about its own units and audits
+    neighbours.json  own port and peers' addresses of the last run
     node.json      address and token of the running node's local API (only while it runs)
     node.lock      held by the running node; the operating system frees it if the node dies
 """
@@ -90,6 +91,10 @@ class DataDir:
     @property
     def node_file(self) -> Path:
         return self.root / "node.json"
+
+    @property
+    def neighbours(self) -> Path:
+        return self.root / "neighbours.json"
 
     def create(self) -> None:
         """Make the folder and its subfolders.  Raises StorageError."""

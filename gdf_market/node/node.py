@@ -6,6 +6,7 @@ import contextlib
 import json
 import secrets
 import shutil
+import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from gdf_market.book.core import Order, OrderBook
 from gdf_market.errors import PeerError, RuleError, UsageError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, JobPost
+from gdf_market.node import neighbours
 from gdf_market.node.api import create_api
 from gdf_market.node.bidding import Bidder
 from gdf_market.node.bulk import BulkHost
@@ -184,8 +186,18 @@ class Node:
         while True:
             await trio.sleep(REPUBLISH_S)
             self.book.expire(now_ms())
+            self._remember()
             for entry in list(self._own_orders.values()):
                 self.control.publish_order(entry.raw)
+
+    def _remember(self) -> None:
+        """Keep the own port and the peers' addresses for the next run."""
+        port = next((int(one.split("/tcp/")[1].split("/")[0]) for one in self.control.addresses if "/tcp/" in one), 0)
+        peers = tuple(sorted(self.control.peer_addresses))[: neighbours.MAX_PEERS]
+        old = neighbours.load(self.data.neighbours)
+        new = neighbours.Neighbours(port=port, peers=peers or old.peers)
+        if new != old:
+            neighbours.save(self.data.neighbours, new)
 
     async def _serve_api(self, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         token = secrets.token_urlsafe(32)
@@ -203,6 +215,7 @@ class Node:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)
+            self._remember()
             await nursery.start(self.context.ledger.run)
             await nursery.start(self._serve_api)
             nursery.start_soon(self.roles.run)
@@ -235,9 +248,13 @@ async def open_node(
         UsageError(f"--test-poison works on test networks only; {genesis.name!r} is not one"),
     )
     with data.lock():
+        data.node_file.unlink(missing_ok=True)  # of a node that was killed
+        known = neighbours.load(data.neighbours)
+        port = neighbours.choose_port(settings.listen_host, settings.listen_port, known.port)
         store = LedgerStore(data.ledger)
         store.create(genesis)
-        blobs = BlobStore(data.blobs)
+        blobs = BlobStore(data.blobs, max_blob_bytes=settings.max_blob_bytes)
+        blobs.clean_staging(time.time() - 86_400)
         scratch = data.root / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(parents=True, exist_ok=True)
@@ -251,8 +268,8 @@ async def open_node(
                 control = ControlHost(
                     identity,
                     network,
-                    listen=(settings.listen_host, settings.listen_port),
-                    bootstrap=settings.bootstrap,
+                    listen=(settings.listen_host, port),
+                    bootstrap=[*settings.bootstrap, *known.peers],
                     on_bulk=bulk.add_source,
                     on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
                     on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),

@@ -24,7 +24,7 @@ from gdf_market.train.interpreter import ProgramModule
 from gdf_market.train.program import Program
 from gdf_market.units import PPM
 
-ADAM_EPSILON = 1e-8
+ADAM_EPSILON = 1e-6
 
 Floats = npt.NDArray[np.float32]
 Sketch = Callable[[Floats], tuple[int, ...]]
