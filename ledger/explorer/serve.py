@@ -12,11 +12,12 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config, Sockets
 from hypercorn.trio.run import worker_serve
 
-from gdf_market.errors import UsageError, UserError
+from gdf_market.errors import UsageError, UserError, ensure
 from ledger.explorer.app import create_app
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8320
+MAX_PORT = 65_535
 BACKLOG = 100
 MAX_HEAD_BYTES = 16_384  # request line and headers
 KEEP_ALIVE_S = 5
@@ -56,9 +57,11 @@ async def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Return a listening socket.  Raises UsageError or UserError naming the address."""
+    # getaddrinfo takes larger numbers modulo 65536
+    ensure(0 <= port <= MAX_PORT, UsageError(f"port {port} does not exist; take one up to {MAX_PORT}"))
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         raise UsageError(
             f"{host!r} port {port} is no address of this machine ({error}); try --host {LOOPBACK}"
         ) from None
@@ -71,9 +74,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(BACKLOG)
         listener.setblocking(False)
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         listener.close()
-        if isinstance(error, OSError) and error.errno in TAKEN:
+        if error.errno in TAKEN:
             text = f"port {port} on {host} is in use; choose another with --port, or --port 0 for any free one"
             raise UserError(text) from None
         raise UserError(f"cannot listen on {host} port {port} ({error}); try --host {LOOPBACK}") from None
