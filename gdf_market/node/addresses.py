@@ -98,3 +98,14 @@ def _interfaces(family: str) -> list[str]:
 def is_loopback(host: str) -> bool:
     """Say whether an IP address (or name) of a peer is this very machine."""
     return host == "::1" or host.startswith("127.")
+
+
+def observed(transports: Iterable[str], remote: tuple[str, int] | None) -> list[str]:
+    """Return addresses to try besides ``transports``: their ports at the IP address that a connection comes from.
+
+    Behind a router that forwards a port, a node knows only its inner address.
+    """
+    if remote is None:
+        return []
+    family = "ip6" if ":" in remote[0] else "ip4"
+    return [f"/{family}/{remote[0]}/tcp/{port}" for port in sorted({one.split("/")[4] for one in transports})]

@@ -16,6 +16,7 @@ from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import encode, sha256
 from gdf_market.errors import GdfError, LocalError, MalformedError, OversizedError, PeerError, UnreachableError, ensure
 from gdf_market.node import limits
+from gdf_market.node.addresses import check_transports
 from gdf_market.node.blob_plan import Plan
 from gdf_market.node.blob_server import ABSENT, FOUND, MAX_ANSWER_BYTES, PROTOCOL, REQUEST, BlobRequest
 from gdf_market.node.frames import StreamReader, frame, write
@@ -99,11 +100,14 @@ class BlobClient:
         self._slots = trio.CapacityLimiter(limits.MAX_FETCHES)
 
     def add_source(self, account: str, peer: str, addresses: Sequence[str]) -> None:
-        """Know (again) where an account's blobs are served; the oldest of too many is forgotten."""
+        """Know (again) where an account's blobs are served: full multiaddrs of the bulk host ``peer``.
+
+        Addresses that do not name ``peer`` are left out; the oldest of too many sources is forgotten.
+        """
         known = self.sources.pop(account, None)
         if known is None or known.peer != peer:
             known = Source(peer, ())
-        known.addresses = tuple(addresses)
+        known.addresses = check_transports(peer, addresses)
         self.sources[account] = known
         if len(self.sources) > limits.MAX_SOURCES:
             del self.sources[next(iter(self.sources))]

@@ -1,8 +1,8 @@
 """The bulk process: `python -m gdf_market.node.bulk_process`, a libp2p host that only moves blobs.
 
 One JSON request per line on stdin; ``fetch``, ``holders`` and ``stats`` get one JSON
-reply per line on stdout, matched by ``id``.  The first request is ``start``.  When stdin closes, whatever happened to the
-node, the process ends: nothing is left behind.
+reply per line on stdout, matched by ``id``.  The first request is ``start``.  When
+stdin closes, whatever happened to the node, the process ends: nothing is left behind.
 """
 
 from __future__ import annotations

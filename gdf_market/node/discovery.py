@@ -10,7 +10,7 @@ import trio
 from gdf_market.errors import PeerError, UsageError
 from gdf_market.node import limits
 from gdf_market.node.address_book import AddressBook
-from gdf_market.node.addresses import check_transports, is_loopback, split_peer
+from gdf_market.node.addresses import check_transports, is_loopback, observed, split_peer
 from gdf_market.node.frames import Hello
 from gdf_market.node.p2p import Host
 
@@ -39,10 +39,7 @@ class Discovery:
         """Remember the addresses in a peer's hello; ``remote`` is where its connection comes from."""
         local = remote is not None and is_loopback(remote[0])
         own = [one for one in check_transports(hello.account, hello.addresses) if local or not _names_loopback(one)]
-        if remote is not None:  # behind a router a node knows only its inner address: try the one it came from
-            ports = sorted({one.split("/")[4] for one in own})
-            family = "ip6" if ":" in remote[0] else "ip4"
-            own += [f"/{family}/{remote[0]}/tcp/{port}" for port in ports]
+        own += observed(own, remote)
         changed = bool(own) and self.book.learn(hello.account, own, replace=True)
         for address in hello.peers:
             try:

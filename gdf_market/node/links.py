@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -23,6 +23,7 @@ from libp2p.abc import INetStream, INotifee
 
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.node import limits
+from gdf_market.node.addresses import check_transports, observed
 from gdf_market.node.discovery import Discovery, jitter
 from gdf_market.node.frames import (
     DATA,
@@ -229,7 +230,7 @@ class Links:
         ensure(not scope.cancelled_caught, MalformedError(f"{peer} said no hello in {limits.HELLO_S:.0f} s"))
         ensure(kind == HELLO, MalformedError(f"{peer} began with a frame of kind {kind}"))
         hello = read_hello(payload, self._network, peer)
-        bulk = self._check_bulk(hello)
+        bulk = self._check_bulk(hello, stream)
         if self._sessions.get(peer, hello.session) != hello.session:
             await self._close_older(peer, stream)
         link = self._adopt(peer)
@@ -262,7 +263,7 @@ class Links:
                 self._deliver(link, payload)
             elif kind == HELLO:
                 hello = read_hello(payload, self._network, link.account)
-                self._heard(link, hello, self._check_bulk(hello), stream)
+                self._heard(link, hello, self._check_bulk(hello, stream), stream)
             else:
                 raise MalformedError(f"a frame of unknown kind {kind}")
 
@@ -276,10 +277,15 @@ class Links:
         except Exception as error:  # our bug, not the peer's
             self._host.counters.add("callback", error=repr(error))
 
-    def _check_bulk(self, hello: Hello) -> BulkAddress | None:
+    def _check_bulk(self, hello: Hello, stream: INetStream) -> BulkAddress | None:
         if hello.bulk is None:
             return None
-        return check_voucher(hello.bulk, self._network, hello.account, time.time_ns() // 1_000_000)
+        bulk = check_voucher(hello.bulk, self._network, hello.account, time.time_ns() // 1_000_000)
+        if bulk is None:
+            return None
+        own = check_transports(bulk.peer, bulk.addresses)
+        seen = observed(own, stream.muxed_conn.get_remote_address())
+        return replace(bulk, addresses=tuple(f"{one}/p2p/{bulk.peer}" for one in dict.fromkeys([*own, *seen])))
 
     def _heard(self, link: Link, hello: Hello, bulk: BulkAddress | None, stream: INetStream) -> None:
         link.hello = hello

@@ -25,6 +25,7 @@ from libp2p.stream_muxer.yamux.yamux import (
     TYPE_PING,
     YAMUX_HEADER_FORMAT,
     Yamux,
+    YamuxStream,
 )
 
 from gdf_market.node import limits
@@ -57,9 +58,13 @@ class LimitedYamux(Yamux):  # type: ignore[misc]  # libp2p is untyped to mypy
             stream = await super().accept_stream()
             alive = sum(1 for other in self.streams.values() if not other.is_initiator and not other.closed)
             if alive <= limits.MAX_STREAMS_PER_PEER:
-                return stream
+                return _with_small_window(stream)
             self._counters.add("streams", peer=str(self.peer_id))
             await stream.reset()
+
+    async def open_stream(self) -> YamuxStream:
+        """Open a stream to the peer."""
+        return _with_small_window(await super().open_stream())
 
     async def _read_data_body(self, length: int) -> bytes:
         unread = sum(len(buffer) for buffer in self.stream_buffers.values())
@@ -96,6 +101,18 @@ class LimitedYamux(Yamux):  # type: ignore[misc]  # libp2p is untyped to mypy
         header = struct.pack(YAMUX_HEADER_FORMAT, 0, TYPE_PING, FLAG_SYN, 0, self._ping_number)
         with trio.CancelScope(shield=True), contextlib.suppress(Exception):  # half a frame would ruin the connection
             await self._write_frame(header)
+
+
+def _with_small_window(stream: Any) -> Any:
+    """Keep the library from doubling the stream's receive window up to its 16 MiB."""
+
+    def tune(buffered: int) -> int:
+        if stream.target_recv_window >= limits.MAX_WINDOW_BYTES:
+            return 0
+        return int(YamuxStream._apply_autotune_epoch(stream, buffered))
+
+    stream._apply_autotune_epoch = tune
+    return stream
 
 
 class LimitedMuxers(MuxerMultistream):  # type: ignore[misc]

@@ -83,7 +83,7 @@ async def client(folder: Path, **sources: Host) -> AsyncIterator[BlobClient]:
     async with open_host(None, ("127.0.0.1", 0)) as host:
         one = BlobClient(host, BlobStore(folder), NETWORK)
         for name, source in sources.items():
-            one.add_source(name, source.account, [address.rpartition("/p2p/")[0] for address in source.addresses])
+            one.add_source(name, source.account, source.addresses)
         yield one
 
 
@@ -135,7 +135,7 @@ async def test_a_source_of_wrong_bytes_is_banned_and_the_rest_comes_from_another
         assert one._host.counters["content"] >= limits.BAD_CHUNKS
         assert one._host.counters["source-banned"] >= 1
         async with honest(tmp_path / "b") as (good, _, _root):
-            one.add_source("good", good.account, [good.addresses[0].rpartition("/p2p/")[0]])
+            one.add_source("good", good.account, good.addresses)
             assert (await one.fetch(root, len(DATA))).read_bytes() == DATA
 
 
@@ -150,7 +150,7 @@ async def test_a_source_that_lies_about_the_manifest_is_passed_over(tmp_path: Pa
     ):
         with pytest.raises(UnreachableError):
             await one.fetch(root, len(DATA))
-        one.add_source("good", good.account, [good.addresses[0].rpartition("/p2p/")[0]])
+        one.add_source("good", good.account, good.addresses)
         assert (await one.fetch(root, len(DATA))).read_bytes() == DATA
 
 
@@ -181,7 +181,7 @@ async def test_without_progress_the_download_ends_and_what_arrived_is_kept(
         with pytest.raises(UnreachableError, match="made no progress"):
             await one.fetch(root, len(DATA))
         one.remove_source("stalls")
-        one.add_source("good", good.account, [good.addresses[0].rpartition("/p2p/")[0]])
+        one.add_source("good", good.account, good.addresses)
         assert (await one.fetch(root, len(DATA))).read_bytes() == DATA
         assert server.sent_bytes <= len(DATA) - 3 * CHUNK_BYTES, "only what was missing is asked for"
 
@@ -255,7 +255,7 @@ async def test_the_upload_limit_holds(tmp_path: Path) -> None:
 
 
 def _source(bulk: BulkHost) -> BulkAddress:
-    return BulkAddress(bulk.peer, tuple(one.rpartition("/p2p/")[0] for one in bulk.addresses), 2**52)
+    return BulkAddress(bulk.peer, bulk.addresses, 2**52)
 
 
 async def test_a_killed_process_comes_back_with_its_key_and_port_and_goes_on(tmp_path: Path) -> None:
