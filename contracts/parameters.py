@@ -48,11 +48,6 @@ DEVICE_CLASSES = tuple(_BY_DEVICE_CLASS)
 
 
 def thresholds(device_class: str) -> Thresholds:
-    """Return where an audit's distances pass and fail; KeyError for a device class without thresholds."""
-    return _BY_DEVICE_CLASS[device_class]
-
-
-def thresholds(device_class: str) -> Thresholds:
     """Return a device class's thresholds; KeyError for a class that no job can be posted for."""
     return _BY_DEVICE_CLASS[device_class]
 
