@@ -146,4 +146,4 @@ def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, me
 def _environment() -> dict[str, str]:
     """Return the environment of children: settings of the person's own node must not leak into the demonstration."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("GDF_")}
-    return kept | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    return kept | {"PYTHONUNBUFFERED": "1", "GDF_LOG_LEVEL": "info", "OMP_NUM_THREADS": "1"}

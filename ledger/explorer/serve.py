@@ -6,6 +6,7 @@ import errno
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
@@ -14,6 +15,9 @@ from hypercorn.trio.run import worker_serve
 
 from gdf_market.errors import UsageError, UserError, ensure
 from ledger.explorer.app import create_app
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
 LOOPBACK = "127.0.0.1"
 DEFAULT_PORT = 8320
@@ -30,7 +34,7 @@ async def serve(
     host: str = LOOPBACK,
     port: int = DEFAULT_PORT,
     *,
-    task_status: trio.TaskStatus[str] = trio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve the explorer of ``db`` until cancelled; reports its URL once it listens.
 
