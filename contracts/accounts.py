@@ -11,14 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from contracts.parameters import MAX_LIVE_NONCES, MAX_PRUNED_BLOCKS, MAX_TEXT, MAX_TTL_MS
-from contracts.records import Account, Audit, Event, Nonces, Spent, Unit
+from contracts.records import Account, Audit, Author, Event, Nonce, Spent, Unit
 from contracts.state import (
     Draft,
     account_key,
     audit_key_of,
+    author_key,
     bid_key,
     job_key,
-    nonces_key,
+    nonce_key,
     present,
     spent_key,
     unit_key_of,
@@ -166,55 +167,48 @@ def process_nonce(draft: Draft, body: Body) -> None:
         body.expires_ms <= now + MAX_TTL_MS,
         RuleError(f"expires at {body.expires_ms}, more than {MAX_TTL_MS} ms after the block's time {now}"),
     )
-    live = _get_live(draft, body.author)
     # the same nonce twice would apply an entry twice
-    ensure(all(used != body.nonce for _, used in live), RuleError(f"nonce {body.nonce} of {body.author} is used"))
+    key = nonce_key(body.author, body.nonce)
+    ensure(draft.get(key) is None, RuleError(f"nonce {body.nonce} of {body.author} is used; take a random one"))
+    live = draft.author(body.author).live
     ensure(
-        len(live) < MAX_LIVE_NONCES,
-        RuleError(f"{body.author} has {len(live)} entries that did not expire yet; at most {MAX_LIVE_NONCES} may"),
+        live < MAX_LIVE_NONCES,
+        RuleError(f"{body.author} made {live} entries within {MAX_TTL_MS} ms; at most {MAX_LIVE_NONCES} are taken"),
     )
-    draft.put(nonces_key(body.author), Nonces(live=(*live, (body.expires_ms, body.nonce))))
+    draft.put(key, Nonce(expires_ms=body.expires_ms))
+    draft.put(author_key(body.author), Author(live=live + 1))
 
 
-def _get_live(draft: Draft, author: str) -> tuple[tuple[int, int], ...]:
-    record = draft.get(nonces_key(author))
-    if record is None:
-        return ()
-    assert isinstance(record, Nonces)
-    return tuple(pair for pair in record.live if pair[0] > draft.now)
-
-
-def process_spent(draft: Draft, authors: list[str]) -> None:
-    """Remember whose nonces this block used."""
+def process_spent(draft: Draft, nonces: list[tuple[str, int]]) -> None:
+    """Remember which nonces this block used."""
     number = draft.active().spent_next
-    draft.put(spent_key(number), Spent(time_ms=draft.now, authors=tuple(authors)))
+    draft.put(spent_key(number), Spent(time_ms=draft.now, nonces=tuple(nonces)))
     draft.update("active", spent_next=number + 1)
 
 
 def process_pruning(draft: Draft) -> None:
-    """Drop expired nonces of the oldest blocks, a bounded number of them; pruning wakes nobody."""
+    """Forget the nonces of the oldest blocks, a bounded number of them; pruning wakes nobody."""
     active = draft.active()
     first = active.spent_first
     last = min(active.spent_next, first + MAX_PRUNED_BLOCKS)
     while first < last:
         spent = present(draft.get(spent_key(first)))
         assert isinstance(spent, Spent)
+        # every entry of that block had to expire within MAX_TTL_MS of it
         if spent.time_ms + MAX_TTL_MS > draft.now:
             break
-        for author in spent.authors:
-            _prune(draft, author)
+        for author, nonce in spent.nonces:
+            _forget(draft, author, nonce)
         draft.drop(spent_key(first))
         first += 1
     if first != active.spent_first:
         draft.update("active", spent_first=first)
 
 
-def _prune(draft: Draft, author: str) -> None:
-    key = nonces_key(author)
-    if draft.get(key) is None:
-        return
-    live = _get_live(draft, author)
+def _forget(draft: Draft, author: str, nonce: int) -> None:
+    draft.drop(nonce_key(author, nonce))
+    live = draft.author(author).live - 1
     if live:
-        draft.put(key, Nonces(live=live))
+        draft.put(author_key(author), Author(live=live))
     else:
-        draft.drop(key)
+        draft.drop(author_key(author))

@@ -84,7 +84,7 @@ def apply_block(state: State, entries: Sequence[Entry], context: BlockContext) -
     for entry in entries:
         process_entry(draft, entry)
     if entries:
-        process_spent(draft, sorted({entry.body.author for entry in entries}))
+        process_spent(draft, [(entry.body.author, entry.body.nonce) for entry in entries])
     process_wakes(draft)
     return Transition(State(draft.records), tuple(draft.events), draft.changes())
 

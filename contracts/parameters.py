@@ -11,7 +11,7 @@ Verdict = Literal["pass", "grey", "fail"]
 
 MAX_TTL_MS = 60 * MINUTE_MS  # an entry expires at most this long after the block that takes it
 MAX_TEXT = 200  # characters of a reason in a record or an event
-MAX_LIVE_NONCES = 256  # per author
+MAX_LIVE_NONCES = 4_096  # per author and MAX_TTL_MS: somewhat more than one entry a second
 MAX_PRUNED_BLOCKS = 64  # blocks whose nonces one block prunes
 
 MAX_ACTIVE_JOBS = 256

@@ -3,7 +3,7 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``nonces/<account>``, ``spent/<n>`` and the singletons ``network`` and ``active``.
+``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -72,17 +72,23 @@ class Active(Record, frozen=True, kw_only=True):
     spent_next: UInt = 0
 
 
-class Nonces(Record, frozen=True, kw_only=True):
-    """Nonces that one author used and that did not expire yet, as (expires_ms, nonce) in the order of use."""
+class Nonce(Record, frozen=True, kw_only=True):
+    """Marks an (author, nonce) as used."""
 
-    live: tuple[tuple[UInt, UInt], ...] = ()
+    expires_ms: UInt
+
+
+class Author(Record, frozen=True, kw_only=True):
+    """How many used nonces of an account are kept."""
+
+    live: UInt = 0
 
 
 class Spent(Record, frozen=True, kw_only=True):
-    """Authors of one block's entries: whose nonces to prune once everything in that block has expired."""
+    """The (author, nonce) pairs that one block used: forgotten together once none of its entries could come again."""
 
     time_ms: UInt  # of the block
-    authors: tuple[AccountId, ...]
+    nonces: tuple[tuple[AccountId, UInt], ...]
 
 
 class Target(Record, frozen=True, kw_only=True):
@@ -255,4 +261,6 @@ class Event(Record, frozen=True, kw_only=True):
     entry: str = ""  # the entry that caused it; "" if a deadline or the beacon did
 
 
-StateRecord = Account | Reputation | Network | Active | Nonces | Spent | Bid | Job | Round | Unit | Audit | Dispute
+StateRecord = (
+    Account | Reputation | Network | Active | Nonce | Author | Spent | Bid | Job | Round | Unit | Audit | Dispute
+)

@@ -20,6 +20,7 @@ from contracts.records import (
     Account,
     Active,
     Audit,
+    Author,
     Bid,
     Dispute,
     Event,
@@ -82,8 +83,12 @@ def dispute_key(job: str, index: int, slot: int) -> str:
     return f"dispute/{job}/{index}/{slot}"
 
 
-def nonces_key(account: str) -> str:
-    return f"nonces/{account}"
+def nonce_key(account: str, nonce: int) -> str:
+    return f"nonce/{account}/{nonce}"
+
+
+def author_key(account: str) -> str:
+    return f"author/{account}"
 
 
 def spent_key(number: int) -> str:
@@ -134,6 +139,10 @@ class View:
     def reputation(self, account: str, device_class: str) -> Reputation:
         """Return an account's record on a device class; empty before its first unit."""
         return self._typed(reputation_key(account, device_class), Reputation) or Reputation()
+
+    def author(self, account: str) -> Author:
+        """Return how many nonces of an account are kept."""
+        return self._typed(author_key(account), Author) or Author()
 
     def network(self) -> Network:
         """Return the constants of the genesis."""

@@ -479,7 +479,7 @@ def check_block(world: World, before: State, result: Transition, entries: tuple[
             assert decode(encode(new), type(new), max_bytes=1 << 22) == new
     due = wake is not None and wake <= world.time_ms
     if not entries:
-        moved = {key for key in changed if key != "active" and not key.startswith(("nonces/", "spent/"))}
+        moved = {key for key in changed if key != "active" and not key.startswith(("nonce/", "author/", "spent/"))}
         assert bool(moved) == due, f"wake at {wake}, block at {world.time_ms}, changed {moved}"
     for job_id in state.active().jobs:
         job = state.job(job_id)

@@ -20,7 +20,7 @@ import immutables
 import msgspec
 
 from contracts.block import Transition
-from contracts.records import Account, Allocation, Event, Genesis, Nonces, StateRecord
+from contracts.records import Account, Allocation, Event, Genesis, Nonce, StateRecord
 from contracts.state import BlockContext, State, genesis_state, network_id
 from gdf_market import identity, vrf
 from gdf_market.codec import encode
@@ -94,14 +94,13 @@ class TransferRules:
         ensure(isinstance(body, Transfer), RuleError("only transfers here"))
         assert isinstance(body, Transfer)
         ensure(time_ms < body.expires_ms, RuleError(f"entry {entry.id} has expired"))
-        nonces = state.get(f"nonces/{body.author}") or Nonces()
-        assert isinstance(nonces, Nonces)
-        ensure(all(used != body.nonce for _, used in nonces.live), RuleError(f"nonce {body.nonce} is used"))
+        nonce = f"nonce/{body.author}/{body.nonce}"
+        ensure(state.get(nonce) is None, RuleError(f"nonce {body.nonce} is used"))
         payer = state.account(body.author)
         ensure(payer.balance >= body.amount, RuleError(f"balance {payer.balance} does not cover {body.amount}"))
         changed: dict[str, StateRecord] = {
             f"account/{body.author}": msgspec.structs.replace(payer, balance=payer.balance - body.amount),
-            f"nonces/{body.author}": Nonces(live=(*nonces.live, (body.expires_ms, body.nonce))),
+            nonce: Nonce(expires_ms=body.expires_ms),
         }
         receiver = changed.get(f"account/{body.to}", state.account(body.to))
         assert isinstance(receiver, Account)

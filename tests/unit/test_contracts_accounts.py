@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from contracts.accounts import balance, move
-from contracts.block import BlockContext, apply_block
+from contracts.block import BlockContext, apply_block, check_entry
 from contracts.parameters import MAX_LIVE_NONCES, MAX_TTL_MS
-from contracts.records import Nonces
-from contracts.state import Draft, nonces_key
+from contracts.state import Draft
+from gdf_market.errors import RuleError
 from gdf_market.messages import Entry, Transfer
 from gdf_market.units import CREDIT
 from tests.contracts_world import World, key_of, make_world
@@ -95,38 +95,41 @@ def test_an_entry_cannot_be_applied_twice_in_one_block() -> None:
         apply_block(world.state, [entry, entry], world.context())
 
 
-def test_a_nonce_is_free_again_once_it_expired() -> None:
+def test_a_nonce_is_free_again_once_no_entry_of_its_block_can_come_again() -> None:
     world = make_world()
     world.block(transfer(world, 1, nonce=7, expires_ms=world.time_ms + 5_000))
-    world.block(dt=4_000)
-    world.block(transfer(world, 1, nonce=7))
-    record = world.state.get(nonces_key(key_of("owner").account))
-    assert isinstance(record, Nonces)
-    assert [nonce for _, nonce in record.live] == [7]
+    world.block(dt=MAX_TTL_MS - 1)
+    with pytest.raises(RuleError, match=r"nonce 7 .* is used"):
+        check_entry(world.state, transfer(world, 1, nonce=7), world.time_ms)
+    world.block(transfer(world, 1, nonce=7), dt=1)
+    assert world.state.author(key_of("owner").account).live == 1
 
 
-def test_live_nonces_per_author_are_limited() -> None:
+def test_nonces_per_author_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert MAX_LIVE_NONCES == 4_096
+    monkeypatch.setattr("contracts.accounts.MAX_LIVE_NONCES", 40)
     world = make_world()
     for _ in range(4):
-        world.block(*(transfer(world, 1) for _ in range(MAX_LIVE_NONCES // 4)))
-    world.refuse(transfer(world, 1), f"has {MAX_LIVE_NONCES} entries that did not expire yet")
+        world.block(*(transfer(world, 1) for _ in range(10)))
+    world.refuse(transfer(world, 1), "made 40 entries within 3600000 ms; at most 40")
     world.block(transfer(world, 1, name="w1"))
-    world.block(dt=600_000)
+    world.block(dt=MAX_TTL_MS)
     world.block(transfer(world, 1))
 
 
-def test_expired_nonces_are_pruned_without_their_author() -> None:
+def test_nonces_are_forgotten_without_their_author() -> None:
     world = make_world()
     world.block(transfer(world, 1), transfer(world, 1, name="w1"))
     world.block(transfer(world, 1, expires_ms=world.time_ms + 1_000 + MAX_TTL_MS))
     assert world.state.get("spent/0") is not None
+    assert world.state.author(key_of("owner").account).live == 2
     world.block(dt=MAX_TTL_MS - 1_000)
     assert world.state.get("spent/0") is None
-    assert world.state.get(nonces_key(key_of("w1").account)) is None
-    assert world.state.get(nonces_key(key_of("owner").account)) is not None  # one of them lives on
+    assert world.state.author(key_of("w1").account).live == 0
+    assert world.state.author(key_of("owner").account).live == 1  # one of them lives on
     world.block(dt=1_000)
     assert world.state.active().spent_first == world.state.active().spent_next == 2
-    assert not [key for key in world.state.records if key.startswith(("spent/", "nonces/"))]
+    assert not [key for key in world.state.records if key.startswith(("spent/", "nonce/", "author/"))]
 
 
 def test_one_block_prunes_a_bounded_number_of_blocks() -> None:
