@@ -83,13 +83,13 @@ def test_without_key_exit_3(cli) -> None:  # type: ignore[no-untyped-def]
 
 
 def test_wrong_passphrase_exit_3(cli, monkeypatch: pytest.MonkeyPatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setenv("GDF_PASSPHRASE", "right")
+    monkeypatch.setenv("GDF_PASSPHRASE", "tulip-43")
     assert cli("init", "--new-network", "home").code == 0
     monkeypatch.setenv("GDF_PASSPHRASE", "wrong")
     result = cli("key", "show")
     assert result.code == 3
     one_sentence(result)
-    assert "right" not in result.err
+    assert "tulip-43" not in result.err
     monkeypatch.delenv("GDF_PASSPHRASE")
     assert cli("key", "show").code == 3
 
@@ -135,8 +135,11 @@ def test_bad_account_exit_2(cli) -> None:  # type: ignore[no-untyped-def]
         (
             "import torch\nfrom gdf_market import Job\n"
             "class M(torch.nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.w = torch.nn.Parameter(torch.ones(1))\n"
             "    def forward(self, a, b):\n"
-            "        return torch.fft.fft(a.float()).real.sum()\n"
+            "        return torch.fft.fft(a * self.w).real.sum()\n"
             "job = Job(model=M(), data='abc' * 500, context=8)\n",
             "fft",
         ),
@@ -197,7 +200,7 @@ def test_a_port_in_use_names_the_port(cli, tmp_path: Path) -> None:  # type: ign
         taken.listen()
         port = taken.getsockname()[1]
         result = cli("node", "run", "--listen", f"127.0.0.1:{port}")
-    assert result.code == 2, result.err
+    assert result.code == 1, result.err
     one_sentence(result)
     assert str(port) in result.err
     assert not (tmp_path / "node" / "node.lock").exists()
