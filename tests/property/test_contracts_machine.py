@@ -51,7 +51,7 @@ from tests.contracts_world import (
     text_hash,
 )
 
-EXAMPLES = int(os.environ.get("GDF_TEST_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("GDF_TEST_EXAMPLES", "60"))
 WORKERS = ("w1", "w2", "w3", "w4")
 VALIDATORS = ("val", "val2", "w4")
 PLAYERS = (*WORKERS, "val", "val2")
