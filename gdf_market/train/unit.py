@@ -24,6 +24,8 @@ from gdf_market.train.interpreter import ProgramModule
 from gdf_market.train.program import Program
 from gdf_market.units import PPM
 
+# Larger than torch's 1e-8: where the true gradient is zero (a key bias of attention), Adam would turn rounding noise
+# into full steps, and honest reruns on other thread counts would differ by 5e-4 (docs/adr/0004).
 ADAM_EPSILON = 1e-6
 
 Floats = npt.NDArray[np.float32]

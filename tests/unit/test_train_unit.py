@@ -64,7 +64,7 @@ def test_a_unit_is_the_textbook_loop() -> None:
     """Plain torch with AdamW, written out, is the oracle."""
     settings = recipe(weight_decay_ppm=100_000)
     table, head = (torch.nn.Parameter(t) for t in PROGRAM.unflatten(START))
-    optimizer = torch.optim.AdamW([table, head], lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW([table, head], lr=1e-2, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.1)
     for step, (inputs, targets) in enumerate(batches(settings)):
         optimizer.param_groups[0]["lr"] = 1e-2 * min(1, (step + 1) / 3)
         loss = torch.nn.functional.cross_entropy(
