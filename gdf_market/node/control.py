@@ -55,12 +55,11 @@ class ControlHost:
         self._identity, self._network = identity, network
         self._listen, self._announce = listen, announce
         self._callbacks = Callbacks(on_frame, on_peer_up, on_peer_down, on_bulk)
-        self._on_order = on_order
+        self._gossip = OrderGossip(network, on_order)
         self._session = secrets.token_hex(16)
         self._discovery = Discovery(identity.account, bootstrap)
         self._bulk: tuple[str, tuple[str, ...]] | None = None
         self._host: Host
-        self._gossip: OrderGossip
         self._links: Links
         self._nursery: trio.Nursery
 
@@ -73,7 +72,7 @@ class ControlHost:
                 async with opened, self._gossip.run():
                     self._nursery.start_soon(self._discovery.run, self._host, lambda: len(self._links))
                     self._nursery.start_soon(self._send_news)
-                    self._nursery.start_soon(self._links.watch, self._gossip.gossiping)
+                    self._nursery.start_soon(self._links.watch)
                     try:
                         yield self
                     finally:
@@ -154,9 +153,9 @@ class ControlHost:
             self._nursery,
             self._callbacks,
             self._hello,
-            left=lambda peer: self._gossip.forget(peer),
+            self._gossip,
         )
-        self._gossip = OrderGossip(host, self._network, self._on_order, self._links.blame)
+        self._gossip.attach(host, self._links.blame)
 
     def _hello(self) -> bytes:
         voucher = None

@@ -23,6 +23,7 @@ from libp2p.pubsub.validators import signature_validator
 from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, ensure
 from gdf_market.node import limits
 from gdf_market.node.collapse import collapsing
+from gdf_market.node.counters import Counters
 from gdf_market.node.frames import FloodError, StreamReader
 from gdf_market.node.p2p import Blame, Host, run_service, safe_handler
 
@@ -149,6 +150,13 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
         """Drop what is remembered about a peer that left."""
         self._bad.pop(peer, None)
 
+    def reopen(self, peer_id: ID) -> None:
+        """Replace the stream to a peer; what it subscribed to stays (its new process may have said so already)."""
+        subscribed = peer_id in self.peer_topics.get(self._topic, ())
+        self._handle_dead_peer(peer_id)
+        if subscribed:
+            self.handle_subscription(peer_id, rpc_pb2.RPC.SubOpts(subscribe=True, topicid=self._topic))
+
     async def announce(self) -> None:
         """Tell all peers again what this node subscribed to (heals what a restart of either side left half-dead)."""
         packet, subscription = self._build_announce_rpc(self._topic, subscribe=True)
@@ -171,12 +179,18 @@ def _check(msg: rpc_pb2.Message, topic: str) -> None:
 class OrderGossip:
     """The orders topic of one network."""
 
-    def __init__(self, host: Host, network: str, on_order: OnOrder, blame: Blame) -> None:
+    def __init__(self, network: str, on_order: OnOrder) -> None:
         self.topic = f"/gdf/{network[:16]}/orders/1"
-        self._counters = host.counters
+        self._on_order = on_order
         self._router = _Router()
-        self._pubsub = _Pubsub(host, self._router, self.topic, on_order, blame)
+        self._counters: Counters
+        self._pubsub: _Pubsub
         self._orders_in, self._orders_out = trio.open_memory_channel[bytes](_PUBLISH_QUEUE)
+
+    def attach(self, host: Host, blame: Blame) -> None:
+        """Install the protocol on a host that does not listen yet."""
+        self._counters = host.counters
+        self._pubsub = _Pubsub(host, self._router, self.topic, self._on_order, blame)
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
@@ -212,6 +226,10 @@ class OrderGossip:
     def forget(self, peer: str) -> None:
         """A peer left: its count of bad messages starts anew."""
         self._pubsub.forget(peer)
+
+    def reopen(self, peer: str) -> None:
+        """The peer started anew: open our gossip stream again."""
+        self._pubsub.reopen(ID.from_string(peer))
 
     async def _publish_queued(self) -> None:
         async for raw in self._orders_out:

@@ -27,6 +27,7 @@ MAX_LINKS = 64  # links a node accepts
 MAX_FRAME_BYTES = 65_536  # payload of one frame
 MAX_HELLO_BYTES = 16_384
 HELLO_S = 10.0  # after the stream is open
+DISPLACE_S = PING_EVERY_S + PING_TIMEOUT_S  # a younger link of an account is not displaced by a new process of it
 HELLOS_PER_S, HELLOS_BURST = 1.0, 20.0  # repeated hellos (news of peers and of the bulk host)
 FRAMES_PER_S, FRAMES_BURST = 1_000.0, 4_000.0  # accepted from one peer
 BYTES_PER_S, BYTES_BURST = float(16 << 20), float(32 << 20)

@@ -65,10 +65,10 @@ class Link:
         self.up = trio.Event()
         self.ended = trio.Event()
         self._scopes: list[trio.CancelScope] = []  # two: our stream's and theirs
+        self.up_since = -math.inf
         self.writing_since = math.inf
         self._frames = limits.Bucket(limits.FRAMES_PER_S, limits.FRAMES_BURST)
         self._hellos = limits.Bucket(limits.HELLOS_PER_S, limits.HELLOS_BURST)
-        self.octets = limits.Bucket(limits.BYTES_PER_S, limits.BYTES_BURST)
 
     def meter(self, *, hello: bool) -> None:
         """Count one frame that arrived; FloodError above the rate."""

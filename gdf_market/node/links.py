@@ -15,11 +15,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Protocol
 
 import structlog
 import trio
-from libp2p.abc import INetStream, INotifee
+from libp2p.abc import INetStream
 
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.node import limits
@@ -70,29 +70,17 @@ class Callbacks:
     on_bulk: Callable[[str, BulkAddress], None]
 
 
-class _Watcher(INotifee):  # type: ignore[misc]
-    """Passes connections made and lost on to the control host."""
+class GossipPeers(Protocol):
+    """What links tell gossip about peers, and ask it."""
 
-    def __init__(self, connected: Callable[[str], None], disconnected: Callable[[str], None]) -> None:
-        self._connected, self._disconnected = connected, disconnected
+    def forget(self, peer: str) -> None:
+        """The peer left."""
 
-    async def connected(self, network: Any, conn: Any) -> None:
-        self._connected(str(conn.muxed_conn.peer_id))
+    def reopen(self, peer: str) -> None:
+        """The peer started anew: a stream to its old process is dead."""
 
-    async def disconnected(self, network: Any, conn: Any) -> None:
-        self._disconnected(str(conn.muxed_conn.peer_id))
-
-    async def opened_stream(self, network: Any, stream: Any) -> None:
-        pass
-
-    async def closed_stream(self, network: Any, stream: Any) -> None:
-        pass
-
-    async def listen(self, network: Any, multiaddr: Any) -> None:
-        pass
-
-    async def listen_close(self, network: Any, multiaddr: Any) -> None:
-        pass
+    def gossiping(self) -> set[str]:
+        """Peers with an open gossip stream."""
 
 
 class Links:
@@ -106,10 +94,10 @@ class Links:
         nursery: trio.Nursery,
         callbacks: Callbacks,
         make_hello: Callable[[], bytes],
-        left: Callable[[str], None],
+        gossip: GossipPeers,
     ) -> None:
         self._host, self._network, self._discovery, self._nursery = host, network, discovery, nursery
-        self._callbacks, self._make_hello, self._left = callbacks, make_hello, left
+        self._callbacks, self._make_hello, self._gossip = callbacks, make_hello, gossip
         self._book = discovery.book
         self.news = trio.Event()  # our hello changed
         self.bulk_hints: dict[str, BulkAddress] = {}
@@ -118,7 +106,7 @@ class Links:
         self._sessions: dict[str, str] = {}
         self._keepers: dict[str, trio.Event] = {}  # set: something changed, look again
         host.handle(PROTOCOL, self._hear, self.blame)
-        host.swarm.register_notifee(_Watcher(self._connected, self._wake))
+        host.on_connection(self._connected, self._disconnected)
 
     def __len__(self) -> int:
         return len(self._links)
@@ -161,6 +149,10 @@ class Links:
             self._keepers[peer] = trio.Event()
             self._nursery.start_soon(self._keep, peer)
 
+    def _disconnected(self, peer: str) -> None:
+        self._wake(peer)
+        self._discovery.changed()
+
     def _wake(self, peer: str) -> None:
         if peer in self._keepers:
             self._keepers[peer].set()
@@ -169,7 +161,7 @@ class Links:
         """Have a link with ``peer`` for as long as there is a connection to it."""
         pause = _PAUSE_FIRST_S
         try:
-            while self._is_connected(peer) and not self._book.is_banned(peer, trio.current_time()):
+            while self._host.connections(peer) and not self._book.is_banned(peer, trio.current_time()):
                 link = self._links.get(peer)
                 if link is None:
                     link = self._links[peer] = Link(peer)
@@ -187,7 +179,7 @@ class Links:
             left = self._links.get(peer)
             if left is not None:
                 self._end(left, "connection lost")
-            self._left(peer)
+            self._gossip.forget(peer)
             self._discovery.lost(peer)
 
     async def _speak(self, link: Link) -> None:
@@ -200,7 +192,9 @@ class Links:
             return
         try:
             with link.scope():
-                await self._drain(link, stream)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._notice_end, link, stream)
+                    await self._drain(link, stream)
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(2):
                 await stream.reset()
@@ -214,6 +208,14 @@ class Links:
                 await self._write(link, stream, await link.outbox.take())
         except PeerError as error:
             self._end(link, str(error))
+
+    async def _notice_end(self, link: Link, stream: INetStream) -> None:
+        """Nothing is ever sent back on our stream; reading it tells when the peer or the connection ended it."""
+        try:
+            await stream.read(1)
+        except Exception as error:  # the library raises a dozen kinds for a stream that is over
+            log.debug("stream ended", peer=link.account, error=repr(error))
+        self._end(link, "peer ended our stream")
 
     async def _write(self, link: Link, stream: INetStream, data: bytes) -> None:
         link.writing_since = trio.current_time()
@@ -231,8 +233,8 @@ class Links:
         ensure(kind == HELLO, MalformedError(f"{peer} began with a frame of kind {kind}"))
         hello = read_hello(payload, self._network, peer)
         bulk = self._check_bulk(hello, stream)
-        if self._sessions.get(peer, hello.session) != hello.session:
-            await self._close_older(peer, stream)
+        if self._sessions.get(peer, hello.session) != hello.session and not await self._displace(peer, hello, stream):
+            return
         link = self._adopt(peer)
         try:
             with link.scope():
@@ -289,10 +291,7 @@ class Links:
 
     def _heard(self, link: Link, hello: Hello, bulk: BulkAddress | None, stream: INetStream) -> None:
         link.hello = hello
-        self._sessions.pop(link.account, None)
-        self._sessions[link.account] = hello.session
-        if len(self._sessions) > limits.MAX_KNOWN_PEERS:
-            del self._sessions[next(iter(self._sessions))]
+        self._remember(link.account, hello.session)
         self._discovery.learn(hello, stream.muxed_conn.get_remote_address())
         if bulk is not None and bulk != self.bulk_hints.get(link.account):
             self.bulk_hints[link.account] = bulk
@@ -304,6 +303,7 @@ class Links:
             return
         self.up[link.account] = link
         link.up.set()
+        link.up_since = trio.current_time()
         self._book.linked(link.account)
         self.news.set()
         log.info("peer up", peer=link.account)
@@ -327,17 +327,38 @@ class Links:
         except Exception as error:
             self._host.counters.add("callback", error=repr(error))
 
-    async def _close_older(self, peer: str, stream: INetStream) -> None:
-        """The peer started anew: what its old process left open is dead, even if nobody told us."""
-        link = self._links.get(peer)
-        if link is not None and link.hello is not None:
-            self._end(link, "peer started anew")
-        for conn in self._connections(peer):
-            if conn.muxed_conn is not stream.muxed_conn:
-                with trio.move_on_after(2):
-                    await conn.close()
+    async def _displace(self, peer: str, hello: Hello, stream: INetStream) -> bool:
+        """The peer started anew: close what its old process left open, dead as it is even if nobody told us.
 
-    async def watch(self, gossiping: Callable[[], set[str]]) -> None:
+        False: the old link is too young to be dead, so two nodes run with one key; the newcomer is turned away,
+        for else the two would push each other out without end.
+        """
+        link = self._links.get(peer)
+        newcomer = stream.muxed_conn
+        if link is not None and trio.current_time() - link.up_since < limits.DISPLACE_S:
+            log.warning("an account runs on two nodes at once; stop one of them", account=peer)
+            self._host.counters.add("duplicate", peer=peer)
+            stale = [conn for conn in self._host.connections(peer) if conn.muxed_conn is newcomer]
+        else:
+            self._remember(peer, hello.session)
+            if link is not None and link.hello is not None:
+                self._end(link, "peer started anew")
+            stale = [conn for conn in self._host.connections(peer) if conn.muxed_conn is not newcomer]
+        displaced = self._sessions.get(peer) == hello.session
+        for conn in stale:
+            with trio.move_on_after(2):
+                await conn.close()
+        if displaced:
+            self._gossip.reopen(peer)
+        return displaced
+
+    def _remember(self, peer: str, session: str) -> None:
+        self._sessions.pop(peer, None)  # the one heard of longest ago is first in line to be forgotten
+        self._sessions[peer] = session
+        if len(self._sessions) > limits.MAX_KNOWN_PEERS:
+            del self._sessions[next(iter(self._sessions))]
+
+    async def watch(self) -> None:
         """Close connections that hang in a write, or that serve neither a link nor gossip."""
         useless: dict[str, float] = {}
         while True:
@@ -348,16 +369,10 @@ class Links:
                     self._host.counters.add("hanging", peer=link.account)
                     self._end(link, "a write hangs")
                     self._nursery.start_soon(self._host.close_peer, link.account)
-            used = set(self.up) | gossiping()
+            used = set(self.up) | self._gossip.gossiping()
             idle = [peer for peer in self._host.connected() if peer not in used]
             useless = {peer: useless.get(peer, now) for peer in idle}
             for peer, since in useless.items():
                 if now - since > limits.IDLE_PEER_S:
                     self._host.counters.add("idle", peer=peer)
                     self._nursery.start_soon(self._host.close_peer, peer)
-
-    def _connections(self, peer: str) -> list[Any]:
-        return [conn for conn in self._host.connections(peer) if not conn.is_closed]
-
-    def _is_connected(self, peer: str) -> bool:
-        return bool(self._connections(peer))

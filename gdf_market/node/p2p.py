@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 from libp2p import new_host
-from libp2p.abc import INetStream
+from libp2p.abc import INetStream, INotifee
 from libp2p.crypto.ed25519 import create_new_key_pair
 from libp2p.crypto.x25519 import create_new_key_pair as create_noise_key
 from libp2p.host.basic_host import BasicHost
@@ -123,6 +123,31 @@ def safe_handler(handler: StreamHandler, counters: Counters, blame: Blame) -> St
     return handle
 
 
+class _Watcher(INotifee):  # type: ignore[misc]
+    """Passes on which peer a connection was made to or lost."""
+
+    def __init__(self, connected: Callable[[str], None], disconnected: Callable[[str], None]) -> None:
+        self._connected, self._disconnected = connected, disconnected
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        self._connected(str(conn.muxed_conn.peer_id))
+
+    async def disconnected(self, network: Any, conn: Any) -> None:
+        self._disconnected(str(conn.muxed_conn.peer_id))
+
+    async def opened_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def closed_stream(self, network: Any, stream: Any) -> None:
+        pass
+
+    async def listen(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+    async def listen_close(self, network: Any, multiaddr: Any) -> None:
+        pass
+
+
 class Host:
     """A running host with its counters; made by ``open_host``."""
 
@@ -151,21 +176,25 @@ class Host:
 
     def connected(self) -> list[str]:
         """Return the ids of peers with an open connection."""
-        return sorted(str(peer) for peer, conns in self.swarm.connections.items() if conns)
+        return sorted(str(peer) for peer in list(self.swarm.connections) if self.connections(str(peer)))
 
     def connections(self, peer: str) -> list[Any]:
-        """Return the library's connections to ``peer``."""
-        return list(self.swarm.get_connections(ID.from_string(peer)))
+        """Return the library's open connections to ``peer`` (it keeps closed ones in its table for a while)."""
+        return [conn for conn in self.swarm.get_connections(ID.from_string(peer)) if not conn.is_closed]
 
     def handle(self, protocol: str, handler: StreamHandler, blame: Blame) -> None:
         """Serve ``protocol`` with ``handler``, guarded."""
         self.raw.set_stream_handler(protocol, safe_handler(handler, self.counters, blame))
 
+    def on_connection(self, connected: Callable[[str], None], disconnected: Callable[[str], None]) -> None:
+        """Call these with the peer's id after each connection made and each one lost."""
+        self.swarm.register_notifee(_Watcher(connected, disconnected))
+
     async def dial(self, peer: str, addresses: Sequence[str]) -> bool:
         """Try the addresses in order; say whether there is a connection now."""
         peer_id = ID.from_string(peer)
         for address in addresses:
-            if self.swarm.get_connections(peer_id):
+            if self.connections(peer):
                 return True
             try:
                 async with self._dialing:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import libp2p.security.insecure.transport as plaintext
@@ -258,33 +260,68 @@ async def test_an_announced_giant_frame_of_the_muxer_is_cut_off() -> None:
         await check_serves(victim)
 
 
+@asynccontextmanager
+async def _line(target: Node) -> AsyncIterator[tuple[str, trio.Event]]:
+    """Pass bytes on to ``target`` until the event is set; from then on swallow them, sockets open.
+
+    Yields (multiaddr of the line, event).
+    """
+    frozen = trio.Event()
+
+    async def forward(source: trio.SocketStream, sink: trio.SocketStream) -> None:
+        async for data in source:
+            if not frozen.is_set():
+                await sink.send_all(data)
+
+    async def pass_on(client: trio.SocketStream) -> None:
+        server = await trio.open_tcp_stream("127.0.0.1", target.port)
+        async with trio.open_nursery() as pair:
+            pair.start_soon(forward, client, server)
+            pair.start_soon(forward, server, client)
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(trio.serve_tcp, pass_on, 0)
+        port = listeners[0].socket.getsockname()[1]
+        yield f"/ip4/127.0.0.1/tcp/{port}/p2p/{target.account}", frozen
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_silent_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket stays open and takes bytes: only pings tell."""
     monkeypatch.setattr(limits, "PING_EVERY_S", 0.2)
     monkeypatch.setattr(limits, "PING_TIMEOUT_S", 2.0)
-    frozen = trio.Event()
+    async with node(1) as a, _line(a) as (address, frozen), node(2, [address]) as b:
+        await until(lambda: a.account in b.control.peers and b.account in a.control.peers)
+        frozen.set()
+        await until(lambda: ("down", a.account) in b.events and ("down", b.account) in a.events, 15)
+        assert b.count("silent") >= 1
 
-    async def forward(source: trio.SocketStream, target: trio.SocketStream) -> None:
-        async for data in source:
-            if not frozen.is_set():
-                await target.send_all(data)
 
-    async with node(1) as a, trio.open_nursery() as nursery:
-
-        async def pass_on(client: trio.SocketStream) -> None:
-            server = await trio.open_tcp_stream("127.0.0.1", a.port)
-            async with trio.open_nursery() as pair:
-                pair.start_soon(forward, client, server)
-                pair.start_soon(forward, server, client)
-
-        listeners = await nursery.start(trio.serve_tcp, pass_on, 0)
-        port = listeners[0].socket.getsockname()[1]
-        async with node(2, [f"/ip4/127.0.0.1/tcp/{port}/p2p/{a.account}"]) as b:
-            await until(lambda: a.account in b.control.peers and b.account in a.control.peers)
+async def test_a_node_that_starts_anew_while_its_old_connection_looks_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut leaves no goodbye; the new process must not have to wait until the old one is found dead."""
+    monkeypatch.setattr(limits, "DISPLACE_S", 0.0)
+    async with node(1) as a, _line(a) as (address, frozen):
+        async with node(2, [address]) as old:
+            await _gossips(old, a, b"before")
             frozen.set()
-            await until(lambda: ("down", a.account) in b.events and ("down", b.account) in a.events, 15)
-            assert b.count("silent") >= 1
-        nursery.cancel_scope.cancel()
+        async with node(2, [a]) as new:
+            await until(lambda: a.account in new.control.peers and len(a.events) == 3)
+            assert a.events[1:] == [("down", new.account), ("up", new.account)]
+            a.control.send(new.account, b"frame")
+            await until(lambda: new.frames == [(a.account, b"frame")])
+            await _gossips(new, a, b"from the new one")
+            await _gossips(a, new, b"to the new one")
+
+
+async def test_two_nodes_with_one_key_do_not_push_each_other_out() -> None:
+    async with node(1) as a, node(2, [a]) as first:
+        await until(lambda: first.account in a.control.peers and a.account in first.control.peers)
+        async with node(2, [a]) as second:
+            await until(lambda: a.count("duplicate") >= 2)
+            assert second.control.peers == frozenset()
+        first.control.send(a.account, b"undisturbed")
+        await until(lambda: a.frames == [(first.account, b"undisturbed")])
+        assert a.events == [("up", first.account)]
 
 
 # Attacks on the frames
