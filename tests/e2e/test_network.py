@@ -26,7 +26,7 @@ from net_helpers import MESHSUB, TOPIC, Node, Stranger, check_serves, node, stra
 from gdf_market.errors import UserError
 from gdf_market.node import limits
 from gdf_market.node.frames import DATA, PROTOCOL, frame
-from gdf_market.node.p2p import open_host
+from gdf_market.node.p2p import Host, open_host
 
 pytestmark = pytest.mark.e2e
 
@@ -147,7 +147,9 @@ async def test_plaintext_log_in_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     """With the stock security options this logs in as Alice, of whom only the public key is known."""
     alice, mine = create_new_key_pair(bytes([7]) * 32), create_new_key_pair()
     stock = plaintext.make_exchange_message
-    monkeypatch.setattr(plaintext, "make_exchange_message", lambda key: stock(alice.public_key))
+    monkeypatch.setattr(
+        plaintext, "make_exchange_message", lambda key: stock(alice.public_key if key == mine.public_key else key)
+    )
     attacker = Stranger(99)
     attacker.host = new_host(
         key_pair=mine,
@@ -211,6 +213,27 @@ async def test_a_reset_storm_on_every_protocol() -> None:
             if attacker.is_connected():
                 await attacker.raw_frame(TYPE_WINDOW_UPDATE, FLAG_SYN | FLAG_RST, 10_001 + number, 0)
         await check_serves(victim)
+
+
+async def test_what_raises_in_a_handler_or_a_task_of_the_library_ends_alone() -> None:
+    async def fail(stream: Any = None) -> None:
+        if stream is not None:
+            await stream.read(1)
+        raise RuntimeError("a bug")
+
+    def prepare(host: Host) -> None:
+        host.handle("/ours/1", fail, lambda peer, error: None)
+        host.raw.set_stream_handler("/librarys/1", fail)  # type: ignore[arg-type]
+
+    async with open_host(None, ("127.0.0.1", 0), prepare=prepare) as victim, stranger() as attacker:
+        await attacker.connect(victim.addresses[0])
+        victim.swarm.manager.run_task(fail)
+        for protocol in ("/ours/1", "/librarys/1", "/ours/1"):
+            stream = await attacker.stream(protocol)
+            await stream.write(b"x")
+        await until(lambda: victim.counters["handler"] == 2)
+        await until(lambda: victim.counters["negotiation"] == 1 and victim.counters["task"] == 1)
+        assert attacker.is_connected()
 
 
 async def test_a_flood_of_streams_is_cut_off() -> None:
