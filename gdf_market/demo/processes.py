@@ -64,6 +64,12 @@ class Member:
             self._process.wait()
             self._process = None
 
+    def end(self, number: int) -> None:
+        """Send the process a signal and wait until it is gone."""
+        assert self._process is not None, f"{self.name} does not run"
+        self._process.send_signal(number)
+        self.join()
+
     def ask_to_stop(self) -> None:
         if self.alive:
             assert self._process is not None

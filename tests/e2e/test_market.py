@@ -22,6 +22,8 @@ from ledger.store import LedgerStore
 
 pytestmark = pytest.mark.e2e
 
+ENDED = ("done", "cancelled", "expired")
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "char_gpt.py"
 PHASES = [
     "--bid-seconds", "8", "--work-seconds", "25", "--phase-seconds", "20", "--audit-seconds", "40",
@@ -138,8 +140,11 @@ def home(tmp_path: Path):  # type: ignore[no-untyped-def]
     stop_all(network.members)
 
 
-def test_killed_worker_rejoins_and_nothing_is_paid_twice(home: Home) -> None:
-    dry = home.ann.run("post", str(EXAMPLE), "--rounds", "4", "--max-price", "5", "--units", "2", "--dry-run")
+STOPS = [signal.SIGKILL, signal.SIGTERM, signal.SIGINT] if os.name == "posix" else [signal.SIGTERM]
+
+
+def test_stopped_and_killed_worker_rejoins_and_nothing_is_paid_twice(home: Home) -> None:
+    dry = home.ann.run("post", str(EXAMPLE), "--rounds", "6", "--max-price", "5", "--units", "2", "--dry-run")
     assert dry["dry_run"] is True
     assert dry["escrow"] > 0
     too_much = home.ann.command("post", str(EXAMPLE), "--rounds", "10000", "--max-price", "500")
@@ -147,51 +152,67 @@ def test_killed_worker_rejoins_and_nothing_is_paid_twice(home: Home) -> None:
     assert refused.returncode == 6, refused.stderr
     assert "exceeds the balance" in refused.stderr
 
-    posted = home.ann.run("post", str(EXAMPLE), "--rounds", "4", "--max-price", "5", "--units", "2", *PHASES)
+    posted = home.ann.run("post", str(EXAMPLE), "--rounds", "6", "--max-price", "5", "--units", "2", *PHASES)
     job_id = posted["job"]
     with home.store(home.ann) as store:
-        victim = home.cleo
-
-        def the_job() -> Job:
-            job = record_of(store, Job, f"job/{job_id}")
-            assert job is not None
-            return job
-
-        def victim_has_open_unit() -> bool:
-            units = records_of(store, Unit, f"unit/{job_id}/")
-            return any(unit.worker == victim.account and unit.status == "assigned" for unit in units)
-
-        wait_until("cleo has a unit to train", victim_has_open_unit, timeout_s=120, members=home.members)
-        victim.kill()
-        home.work(victim)
-        ended = ("done", "cancelled", "expired")
-        wait_until(
-            "the job ends",
-            lambda: the_job().status in ended,
-            timeout_s=420,
-            members=home.members,
-        )
-        job = the_job()
-        assert job.status == "done", job.reason
-        assert job.completed == 4
-        units = records_of(store, Unit, f"unit/{job_id}/")
-        rounds = {round_.index: round_ for round_ in records_of(store, Round, f"round/{job_id}/")}
-        assert len({(unit.round, unit.slot) for unit in units}) == len(units)
-        for unit in units:
-            price = rounds[unit.round].price
-            pot = price * len(rounds[unit.round].included) * job.spec.merit_ppm // 1_000_000
-            assert unit.paid <= price + pot
-            if unit.status == "paid":
-                assert unit.paid >= price
-        for member in (home.ben, home.cleo):
-            assert any(unit.worker == member.account and unit.paid for unit in units), member.name
-        paid = [event for event in store.events(job=job_id, limit=100_000) if event.kind == "paid"]
-        assert len({(event.round, event.slot) for event in paid}) == sum(unit.paid > 0 for unit in units)
-        state = store.state()
-        assert state.supply_check() == state.network().supply
+        stop_in_different_rounds(home, store, job_id)
+        wait_until("the job ends", lambda: the_job(store, job_id).status in ENDED, timeout_s=420, members=home.members)
+        check_payments(home, store, job_id)
     fetched = home.ann.run("jobs", "fetch", job_id, "-o", str(home.ann.data.root / "model.safetensors"))
     assert fetched["loss_after"] < fetched["loss_before"]
     same_chain(home)
+
+
+def the_job(store: LedgerStore, job_id: str) -> Job:
+    job = record_of(store, Job, f"job/{job_id}")
+    assert job is not None
+    return job
+
+
+def stop_in_different_rounds(home: Home, store: LedgerStore, job_id: str) -> None:
+    """End cleo in the middle of a unit of three rounds, each time in another way, and start it again."""
+    stopped: set[int] = set()
+
+    def open_units() -> set[int]:
+        units = records_of(store, Unit, f"unit/{job_id}/")
+        return {unit.round for unit in units if unit.worker == home.cleo.account and unit.status == "assigned"}
+
+    def new_unit() -> bool:
+        return bool(open_units() - stopped)
+
+    for how in STOPS:
+        wait_until("cleo has a unit to train", new_unit, timeout_s=200, members=home.members)
+        stopped.update(open_units())
+        home.cleo.end(how)
+        home.work(home.cleo)
+
+
+def check_payments(home: Home, store: LedgerStore, job_id: str) -> None:
+    job = the_job(store, job_id)
+    assert job.status == "done", job.reason
+    assert job.completed == 6
+    units = records_of(store, Unit, f"unit/{job_id}/")
+    rounds = {round_.index: round_ for round_ in records_of(store, Round, f"round/{job_id}/")}
+    assert len({(unit.round, unit.slot) for unit in units}) == len(units)
+    for unit in units:
+        price = rounds[unit.round].price
+        pot = price * len(rounds[unit.round].included) * job.spec.merit_ppm // 1_000_000
+        assert unit.paid <= price + pot
+        if unit.status == "paid":
+            assert unit.paid >= price
+    for member in (home.ben, home.cleo):
+        assert any(unit.worker == member.account and unit.paid for unit in units), member.name
+    paid = [(event.round, event.slot) for event in store.events(job=job_id, limit=100_000) if event.kind == "paid"]
+    earned: dict[tuple[int, int], int] = {}
+    for event in store.events(job=job_id, limit=100_000):
+        if event.kind in ("paid", "merit") and event.target in (home.ben.account, home.cleo.account):
+            where = (event.round, event.slot)
+            earned[where] = earned.get(where, 0) + event.amount
+    assert set(paid) == {(unit.round, unit.slot) for unit in units if unit.paid}
+    for unit in units:
+        assert earned.get((unit.round, unit.slot), 0) == unit.paid  # what moved is what the record says, once
+    state = store.state()
+    assert state.supply_check() == state.network().supply
 
 
 def same_chain(home: Home) -> None:
