@@ -28,7 +28,8 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/verdicts.py
+	$(BIN)/python -m benchmarks.verdicts
+	$(BIN)/python -m benchmarks.network_cost
 
 wheel: $(VENV)/.dev
 	rm -rf dist

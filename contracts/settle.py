@@ -127,7 +127,9 @@ def process_audit_closed(draft: Draft, audit: Audit, status: str, *, fee: bool, 
     if not fee:
         return
     job = present(draft.job(audit.job))
-    amount = min(job.spec.audit_fee, job.audit_escrow)
+    # an audit costs what a unit costs, so it never earns more than the price its round cleared at
+    price = present(draft.round(audit.job, audit.round)).price
+    amount = min(job.spec.audit_fee, price, job.audit_escrow)
     draft.update(audit_key_of(audit), fee=amount)
     source, target = audit_escrow(audit.job), balance(audit.auditor)
     move(draft, "audit", source, target, amount, where=where_audit(audit), reason=f"{audit.role} fee")

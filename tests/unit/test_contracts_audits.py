@@ -271,6 +271,16 @@ def test_an_honest_audit_passes() -> None:
     assert world.unit(job, 0, 0).status == "paid"
 
 
+def test_the_fee_is_never_above_the_clearing_price() -> None:
+    world = make_world()
+    job, auditor = committed(world, audit_fee=1_000 * CREDIT, audit_budget=100_000 * CREDIT)
+    world.block(worker_opens(world, job), auditor_opens(world, job, auditor))
+    world.wake()
+    price = world.round(job, 0).price
+    assert 0 < price < 1_000 * CREDIT
+    assert world.audit(job, 0, 0, auditor).fee == price
+
+
 def test_the_fee_is_what_is_left_of_the_audit_escrow() -> None:
     for budget, fee in ((0, 0), (400_000, 400_000)):
         world = make_world()
