@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import rich_click as click
@@ -13,6 +16,8 @@ from rich_click import rich_click as style
 from gdf_market import __version__
 from gdf_market.commands.common import App
 from gdf_market.errors import GdfError
+
+TRACEBACK = "GDF_TRACEBACK"  # environment variable: show where an unexpected error came from
 
 style.COMMAND_GROUPS = {
     "gdf-market": [
@@ -94,18 +99,19 @@ def cli(
 
 
 def main() -> None:
-    """Entry point of the ``gdf-market`` script: typed errors become one sentence and an exit code."""
+    """Entry point of the ``gdf-market`` script: every error becomes one sentence and an exit code."""
     if hasattr(sys.stdout, "reconfigure"):  # Windows consoles may not default to UTF-8
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
         sys.stderr.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     try:
         cli.main(standalone_mode=False)
-    except Abort:
+        sys.stdout.flush()
+    except (Abort, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
         sys.exit(130)
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        sys.exit(130)
+    except BrokenPipeError:  # whoever read our output (head, less) has seen enough
+        _close_stdout()
+        sys.exit(1)
     except Exit as error:
         sys.exit(error.exit_code)
     except ClickException as error:
@@ -114,3 +120,27 @@ def main() -> None:
     except GdfError as error:
         sys.stderr.write(f"Error: {error}\n")
         sys.exit(error.exit_code)
+    except Exception as error:
+        if os.environ.get(TRACEBACK):
+            raise
+        sys.stderr.write(f"Error: {_describe(error)}\n")
+        sys.exit(1)
+
+
+def _close_stdout() -> None:
+    """Send what is still buffered for stdout nowhere, so that Python does not complain when it ends."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.suppress(OSError, ValueError):  # stdout may be no file
+        os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _describe(error: Exception) -> str:
+    """Return one sentence about an error that nobody expected."""
+    if isinstance(error, OSError):
+        what = error.strerror or str(error)
+        return f"{error.filename}: {what}" if error.filename else f"the system refused: {what}"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    reason = " ".join(str(error).split())[:300]
+    return f"internal error {type(error).__name__}{where} ({reason}); set {TRACEBACK}=1 and report what it prints"

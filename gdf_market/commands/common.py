@@ -74,7 +74,19 @@ class App:
             yield lambda sentence: status.update(sentence)
 
 
-pass_app = click.make_pass_decorator(App)
+def _json_too(context: click.Context, _: click.Parameter, given: bool) -> None:
+    if given:
+        app = context.find_object(App)
+        assert app is not None
+        app.json = True
+
+
+def pass_app(command: Callable[..., object]) -> Callable[..., object]:
+    """Pass the App as first argument, and take --json after the command's name, too."""
+    option = click.option(
+        "--json", is_flag=True, expose_value=False, callback=_json_too, help="Print the result as JSON on stdout."
+    )
+    return option(click.make_pass_decorator(App)(command))
 
 
 def table(title: str, *columns: str) -> Table:

@@ -31,9 +31,8 @@ JOB_S = 900.0  # far above what two slow cores need; the demo ends as soon as th
     help="Folder for the participants' data (wiped first).",
 )
 @click.option("--headless", is_flag=True, help="Never wait for a person; stop everything at the end.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON on stdout.")
 @pass_app
-def demo(app: App, rounds: int, folder: Path, headless: bool, as_json: bool) -> None:
+def demo(app: App, rounds: int, folder: Path, headless: bool) -> None:
     """Run an owner, four honest workers and one cheat on this machine, as users would.
 
     Exits with 0 only if the loss fell, the cheat lost credits, every honest worker was paid, all ledgers agree and
@@ -44,7 +43,6 @@ def demo(app: App, rounds: int, folder: Path, headless: bool, as_json: bool) -> 
     from gdf_market.demo.market import Market, prepare_folder
     from gdf_market.demo.report import build_report, compare_heads
 
-    app.json = app.json or as_json
     root = folder.expanduser().absolute()
     prepare_folder(root)
     started = time.monotonic()
@@ -84,16 +82,18 @@ def demo(app: App, rounds: int, folder: Path, headless: bool, as_json: bool) -> 
 
 @contextlib.contextmanager
 def _terminate_like_interrupt() -> Iterator[None]:
-    """Make SIGTERM end the demo as Ctrl-C does, so that its processes are stopped too."""
+    """Make SIGTERM (and Ctrl-Break) end the demo as Ctrl-C does, so that its processes are stopped too."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _checklist(report: dict[str, Any]) -> object:

@@ -127,10 +127,9 @@ def _remember_bootstrap(app: App, bootstrap: list[str]) -> None:
 
     from gdf_market.node.datadir import write_atomic
 
-    document = (
-        tomlkit.parse(app.data.config.read_text(encoding="utf-8")) if app.data.config.exists() else tomlkit.document()
-    )
-    known = [str(address) for address in document.get("bootstrap", [])]
+    known = app.settings().bootstrap  # says what is wrong with a damaged file
+    text = app.data.config.read_text(encoding="utf-8") if app.data.config.exists() else ""
+    document = tomlkit.parse(text)
     document["bootstrap"] = known + [address for address in bootstrap if address not in known]
     write_atomic(app.data.config, tomlkit.dumps(document).encode())
 
@@ -200,7 +199,10 @@ def key() -> None:
 @key.command()
 @pass_app
 def show(app: App) -> None:
-    """Show the account id of this folder's key."""
+    """Show the account id of this folder's key.
+
+    Example: gdf-market key show
+    """
     account = load_identity(app).account
     app.emit({"account": account}, lambda: account)
 
@@ -209,7 +211,10 @@ def show(app: App) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @pass_app
 def backup(app: App, target: Path) -> None:
-    """Copy the key to TARGET (sealed if a passphrase is given)."""
+    """Copy the key to TARGET (sealed if a passphrase is given).
+
+    Example: gdf-market --passphrase-file words.txt key backup /media/stick/key.json
+    """
     app.data.require_key()
     keystore.backup(app.data.key, target, passphrase(app))
     app.emit({"backup": str(target)}, lambda: f"key copied to {target}; keep it where only you can read it")
@@ -219,7 +224,10 @@ def backup(app: App, target: Path) -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @pass_app
 def restore(app: App, source: Path) -> None:
-    """Put the key of the back-up SOURCE into this folder (which must not have one)."""
+    """Put the key of the back-up SOURCE into this folder (which must not have one).
+
+    Example: gdf-market key restore /media/stick/key.json
+    """
     app.data.create()
     keystore.restore(source, app.data.key, passphrase(app))
     account = load_identity(app).account

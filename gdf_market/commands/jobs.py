@@ -11,6 +11,7 @@ import rich_click as click
 import trio
 
 from contracts.records import Audit, Bid, Dispute, Job, Round, Unit
+from gdf_market.codec import decode
 from gdf_market.commands.common import App, pass_app, short, table
 from gdf_market.commands.reading import open_ledger, resolve_job
 from gdf_market.commands.session import run_async, with_client
@@ -19,6 +20,9 @@ from gdf_market.node.client import NodeClient
 from gdf_market.units import format_credits
 from ledger.reading import record_of, records_of
 from ledger.store import LedgerStore
+
+EVALUATE_S = 600.0
+MAX_MANIFEST_BYTES = 1 << 20
 
 
 @click.group()
@@ -155,7 +159,10 @@ def show(app: App, job: str) -> None:
 @click.argument("job")
 @pass_app
 def cancel(app: App, job: str) -> None:
-    """Cancel an own job; the round under way still settles, the rest of the escrow returns."""
+    """Cancel an own job; the round under way still settles, the rest of the escrow returns.
+
+    Example: gdf-market jobs cancel 3fa9
+    """
     with open_ledger(app) as store:
         job_id = resolve_job(store, job)
     entry = with_client(app, lambda client: client.submit("job_cancel", job=job_id))
@@ -193,12 +200,12 @@ def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate:
 
 def _fetch(app: App, client: NodeClient, prefix: str | None, wait_s: int) -> dict[str, Any]:
     """Return the facts and local paths of a job's blobs (runs beside the node)."""
+    from gdf_market.train.data import DataManifest
+
     job = _wait_for_job(app, client, prefix, wait_s)
     with app.progress(f"fetching the checkpoint of {job.id[:12]} from peers"):
-        import json
-
         data = Path(client.fetch(job.spec.data))
-        tokens = str(json.loads(data.read_bytes())["tokens"])
+        tokens = decode(data.read_bytes(), DataManifest, max_bytes=MAX_MANIFEST_BYTES).tokens
         paths = {
             "program": client.fetch(job.spec.program),
             "data": str(data),
@@ -254,12 +261,15 @@ async def _evaluate(value: dict[str, Any]) -> dict[str, float]:
     from gdf_market.node.trainer import Trainer
 
     paths = {name: Path(path) for name, path in value["paths"].items()}
-    with trio.fail_after(600):
+    losses: list[int] = []
+    with trio.move_on_after(EVALUATE_S):
         async with Trainer(threads=0) as trainer:
-            losses = [
-                await trainer.evaluate(paths["program"], paths["data"], paths["tokens"], checkpoint)
-                for checkpoint in (paths["first_checkpoint"], paths["checkpoint_file"])
-            ]
+            for checkpoint in (paths["first_checkpoint"], paths["checkpoint_file"]):
+                losses.append(await trainer.evaluate(paths["program"], paths["data"], paths["tokens"], checkpoint))
+    if len(losses) < 2:
+        raise LocalError(
+            f"the loss was not measured within {EVALUATE_S:.0f} s; the model is written, --no-evaluate skips this"
+        )
     before, after = (loss / 1e6 for loss in losses)
     if not math.isfinite(before + after):
         raise LocalError("the loss is not finite; the checkpoint is unusable")

@@ -14,6 +14,7 @@ from gdf_market.commands.common import App, pass_app, short, table
 from gdf_market.commands.reading import open_ledger
 from gdf_market.errors import UsageError
 from gdf_market.units import format_credits
+from ledger.tables import BlockRow
 
 
 @click.group()
@@ -53,7 +54,7 @@ def show(app: App, height: int | None, entry_id: str | None, limit: int) -> None
         _show_head(app, store.state(), store.blocks(limit=limit))
 
 
-def _show_head(app: App, state: State, blocks: list) -> None:  # type: ignore[type-arg]
+def _show_head(app: App, state: State, blocks: list[BlockRow]) -> None:
     supply = state.supply_check()
     head = blocks[0] if blocks else None
     value = {

@@ -20,9 +20,9 @@ def split_listen(listen: str | None) -> tuple[str | None, int | None]:
     if listen is None:
         return None, None
     host, _, port = listen.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65_535:
+    if not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
         raise UsageError(f"--listen {listen!r} is not HOST:PORT; write for example 0.0.0.0:4001")
-    return host, int(port)
+    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 @click.group()
@@ -57,7 +57,7 @@ def run_node(
     configure_logging(settings.log_level)
 
     async def main() -> None:
-        async with running_node(app, settings, worker=worker, poison=poison) as opened:
+        async with running_node(app, settings, worker=worker, poison=poison, serves=True) as opened:
             invite = _invite(app, opened.control.addresses)
             app.emit(
                 {"account": opened.context.account, "addresses": opened.control.addresses, "invite": invite},
@@ -82,7 +82,8 @@ def invite(app: App) -> None:
 
     Example: gdf-market init --join "$(gdf-market --data-dir other node invite)"
     """
-    addresses = NodeClient.of(app.data).status()["addresses"]
+    with NodeClient.of(app.data) as client:
+        addresses = client.status()["addresses"]
     text = _invite(app, addresses)
     app.emit({"invite": text}, lambda: text)
 
@@ -90,8 +91,12 @@ def invite(app: App) -> None:
 @node.command()
 @pass_app
 def stop(app: App) -> None:
-    """Stop the node that runs on this folder."""
-    NodeClient.of(app.data).call("POST", "/stop")
+    """Stop the node that runs on this folder.
+
+    Example: gdf-market node stop
+    """
+    with NodeClient.of(app.data) as client:
+        client.call("POST", "/stop")
     app.emit({"stopping": True}, lambda: "stopping")
 
 
@@ -102,7 +107,8 @@ def status(app: App) -> None:
 
     Example: gdf-market status --json
     """
-    value = NodeClient.of(app.data).status()
+    with NodeClient.of(app.data) as client:
+        value = client.status()
 
     def text() -> object:
         shown = table(value["account"], "what", "value")
@@ -113,6 +119,8 @@ def status(app: App) -> None:
         shown.add_row("roles", ", ".join(roles) or "observer")
         shown.add_row("balance", f"{format_credits(value['balance'])} credits")
         shown.add_row("trained / audited", f"{value['trained']} / {value['audited']} units")
+        if value["step"]:
+            shown.add_row("at work", "step {} of {}".format(*value["step"]))
         for job, reason in sorted(value["idle_reasons"].items()):
             shown.add_row(f"not on {job[:12]}" if job != "*" else "idle", reason)
         for topic, sentence in sorted(value["notes"].items()):
@@ -125,7 +133,10 @@ def status(app: App) -> None:
 @click.command()
 @pass_app
 def doctor(app: App) -> None:
-    """Check this machine and folder: Python, torch, compiler headers, key, network, running node."""
+    """Check this machine and folder: Python, torch, package names, key, network, running node.
+
+    Example: gdf-market doctor
+    """
     checks = [_check_python(), _check_torch(), _check_names(), _check_folder(app)]
     value = {"checks": [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in checks]}
 
@@ -168,7 +179,8 @@ def _check_names() -> tuple[str, bool, str]:
 
 
 def _check_folder(app: App) -> tuple[str, bool, str]:
-    free = shutil.disk_usage(app.data.root if app.data.root.exists() else app.data.root.anchor).free
+    place = next(folder for folder in (app.data.root, *app.data.root.parents) if folder.is_dir())
+    free = shutil.disk_usage(place).free
     if free < 1 << 30:
         return "folder", False, f"only {free >> 20} MiB free for {app.data.root}; training needs at least 1 GiB"
     try:
@@ -179,7 +191,8 @@ def _check_folder(app: App) -> tuple[str, bool, str]:
         return "folder", True, f"{app.data.root}: key and network present, no node running"
     except GdfError as error:
         return "folder", False, str(error)
-    try:
-        return "folder", True, f"{app.data.root}: node running with {len(client.status()['peers'])} peers"
-    except GdfError as error:
-        return "folder", False, str(error)
+    with client:
+        try:
+            return "folder", True, f"{app.data.root}: node running with {len(client.status()['peers'])} peers"
+        except GdfError as error:
+            return "folder", False, str(error)

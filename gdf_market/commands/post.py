@@ -79,7 +79,11 @@ class Terms:
     show_default=True,
     help="Merit pot on top of a round's base pay.",
 )
-@click.option("--audit-fee", metavar="CREDITS", help="Most you pay per audit; never more than the clearing price (default: the price).")
+@click.option(
+    "--audit-fee",
+    metavar="CREDITS",
+    help="Most you pay per audit; never more than the clearing price (default: the price).",
+)
 @click.option(
     "--audit-floor-percent",
     type=click.FloatRange(0, 100),

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +16,7 @@ import trio
 
 from gdf_market import keystore
 from gdf_market.commands.common import App
-from gdf_market.errors import KeyLockedError, UsageError
+from gdf_market.errors import GdfError, KeyLockedError, LocalError, UnreachableError, UsageError
 from gdf_market.identity import Identity
 from gdf_market.node.client import NodeClient
 from gdf_market.node.settings import Settings
@@ -36,6 +36,8 @@ def passphrase(app: App) -> str | None:
             return app.passphrase_file.read_text(encoding="utf-8").rstrip("\r\n")
         except OSError as error:
             raise KeyLockedError(f"cannot read {app.passphrase_file}: {error.strerror}") from None
+        except UnicodeDecodeError:
+            raise KeyLockedError(f"{app.passphrase_file} is not a text file in UTF-8") from None
     return os.environ.get("GDF_PASSPHRASE")
 
 
@@ -59,31 +61,48 @@ def configure_logging(level: str) -> None:
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
-            structlog.dev.ConsoleRenderer(colors=False),
+            # plain: the default one prints local variables, and some of them are secrets
+            structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ],
     )
 
 
 async def _stop_on_signals(stop: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
+    """Call ``stop`` on the first signal; raise KeyboardInterrupt on the second, after which a third one kills."""
     names = ["SIGINT", "SIGTERM", "SIGBREAK"]
     with trio.open_signal_receiver(*(getattr(signal, name) for name in names if hasattr(signal, name))) as signals:
         task_status.started()
-        async for _ in signals:
-            stop()
+        await anext(signals)
+        stop()
+        await anext(signals)
+        raise KeyboardInterrupt
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
 
 
 @asynccontextmanager
-async def running_node(app: App, settings: Settings, *, worker: bool = False, poison: str = "") -> AsyncIterator[Any]:
-    """Open a node whose clean stop is tied to SIGINT and SIGTERM."""
+async def running_node(
+    app: App, settings: Settings, *, worker: bool = False, poison: str = "", serves: bool = False
+) -> AsyncIterator[Any]:
+    """Open a node; SIGINT and SIGTERM stop one that ``serves``, and interrupt one that only helps a command."""
     from gdf_market.node.node import open_node
 
     identity = load_identity(app)
-    async with (
-        open_node(app.data, settings, identity, worker=worker, poison=poison) as node,
-        trio.open_nursery() as nursery,
-    ):
-        await nursery.start(lambda task_status: _stop_on_signals(node.stop, task_status=task_status))
-        yield node
+    opened: list[Any] = []
+
+    def stop() -> None:
+        if serves and opened:
+            opened[0].stop()
+        else:
+            _interrupt()
+
+    async with trio.open_nursery() as nursery:  # around the node: a signal while it starts must end it, too
+        await nursery.start(lambda task_status: _stop_on_signals(stop, task_status=task_status))
+        async with open_node(app.data, settings, identity, worker=worker, poison=poison) as node:
+            opened.append(node)
+            yield node
         nursery.cancel_scope.cancel()
 
 
@@ -91,11 +110,8 @@ def with_client(app: App, use: Callable[[NodeClient], T], *, settings: Settings 
     """Call ``use`` with a client of the running node; if none runs, start one for the length of the call."""
     found = app.data.running()
     if found is not None:
-        client = NodeClient(*found)
-        try:
+        with NodeClient(*found) as client:
             return use(client)
-        finally:
-            client.close()
     chosen = settings or app.settings()
     configure_logging(chosen.log_level)
     return run_async(lambda: _with_own_node(app, chosen, use))
@@ -107,11 +123,9 @@ async def _with_own_node(app: App, settings: Settings, use: Callable[[NodeClient
             await caught_up(node)
         found = app.data.running()
         assert found is not None, "the node of this process runs"
-        client = NodeClient(*found)
-        try:
-            return await trio.to_thread.run_sync(use, client)
-        finally:
-            client.close()
+        with NodeClient(*found) as client:
+            # abandoned when the node ends: its last call would wait for an answer that nobody gives
+            return await trio.to_thread.run_sync(use, client, abandon_on_cancel=True)  # type: ignore[call-arg]  # old stubs
 
 
 async def caught_up(node: Any) -> None:
@@ -131,20 +145,42 @@ def _heartbeat_ms(node: Any) -> int:
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:
-    """Run a trio program; a lone exception inside nested groups is raised as itself."""
+    """Run a trio program; of nested groups of exceptions, the one that explains the others is raised."""
     assert threading.current_thread() is threading.main_thread()
 
     async def entry() -> T:
         return await main()
 
+    error: BaseException
     try:
         return trio.run(entry)
     except BaseExceptionGroup as group:
-        raise first_cause(group) from None
+        error = first_cause(group)
+    raise error  # outside the handler, so that the group is not shown as its context
 
 
 def first_cause(group: BaseException) -> BaseException:
-    """Return the first exception inside nested groups that is no cancellation."""
-    while isinstance(group, BaseExceptionGroup):
-        group = group.exceptions[0]
-    return group
+    """Return the exception inside nested groups that explains the others; of several, the first.
+
+    What a person asked for (an interrupt) comes before what failed here, that before any other typed error, and a
+    lost connection last: it is what the other tasks see when one of them fails.
+    """
+    return min(_leaves(group), key=_rank)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield error
+
+
+def _rank(error: BaseException) -> int:
+    if not isinstance(error, Exception):
+        return 0
+    if isinstance(error, LocalError):
+        return 1
+    if isinstance(error, UnreachableError):
+        return 4
+    return 2 if isinstance(error, GdfError) else 3

@@ -19,6 +19,15 @@ def wallet() -> None:
     """Show and send credits."""
 
 
+def check_account(text: str) -> str:
+    """Return ``text`` if it is an account id.  Raises UsageError."""
+    try:
+        identity.public_key(text)
+    except PeerError as error:
+        raise UsageError(str(error)) from None
+    return text
+
+
 @wallet.command()
 @click.option("--account", help="Another account than this folder's.")
 @pass_app
@@ -27,7 +36,7 @@ def show(app: App, account: str | None) -> None:
 
     Example: gdf-market wallet show
     """
-    account = account or load_identity(app).account
+    account = check_account(account) if account is not None else load_identity(app).account
     with open_ledger(app) as store:
         state = store.state()
         balance, stake = state.account(account).balance, state.account(account).stake
@@ -71,10 +80,7 @@ def send(app: App, to: str, amount: str, memo: str) -> None:
     micro = parse_credits(amount)
     if micro == 0:
         raise UsageError("an amount of 0 credits cannot be sent; give a positive number")
-    try:
-        identity.public_key(to)
-    except PeerError as error:
-        raise UsageError(str(error)) from None
+    check_account(to)
     account = load_identity(app).account
     with open_ledger(app) as store:
         balance = store.state().account(account).balance

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from gdf_market.node.datadir import DataDir
 
 STOP_S = 15.0
 COMMAND_S = 240.0
+NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows: Ctrl-Break goes to one group only
 
 
 class DemoError(LocalError):
@@ -42,7 +44,12 @@ class Member:
         assert self._process is None, f"{self.name} runs already"
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self.command(*arguments), stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+                self.command(*arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=_environment(),
+                creationflags=NEW_GROUP,
             )
 
     def spawn(self, *arguments: str) -> Call:
@@ -73,28 +80,18 @@ class Member:
     def ask_to_stop(self) -> None:
         if self.alive:
             assert self._process is not None
-            with contextlib.suppress(OSError):
-                self._process.terminate()
+            _ask_to_stop(self._process)
 
-    def join(self) -> None:
-        """Wait for the process to end; kill it when it does not."""
-        if self._process is None:
-            return
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process = None
+    def join(self, until: float | None = None) -> None:
+        """Wait for the process to end, until a time of the monotonic clock; kill it when it does not."""
+        if self._process is not None:
+            _join(self._process, max(0.0, until - time.monotonic()) if until is not None else STOP_S)
+            self._process = None
 
     def status(self) -> dict[str, Any] | None:
         """Return the node's status, or None while it does not answer."""
-        with contextlib.suppress(GdfError):
-            client = NodeClient.of(self.data)
-            try:
-                return client.status()
-            finally:
-                client.close()
+        with contextlib.suppress(GdfError), NodeClient.of(self.data) as client:
+            return client.status()
         return None
 
 
@@ -105,16 +102,21 @@ class Call:
         self._name, self._command, self._log = name, command, log
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors, env=_environment()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                env=_environment(),
+                creationflags=NEW_GROUP,
             )
 
     def answer(self) -> dict[str, Any]:
         """Wait for the end and return the JSON on stdout.  Raises DemoError."""
         try:
             out, _ = self._process.communicate(timeout=COMMAND_S)
-        except BaseException:
-            self._process.kill()
-            self._process.wait()
+        except BaseException:  # it may run a node of its own, which has something to clean up
+            _ask_to_stop(self._process)
+            _join(self._process, STOP_S)
             raise
         shown = " ".join(self._command[5:])
         if self._process.returncode != 0:
@@ -130,11 +132,17 @@ class Call:
 
 
 def stop_all(members: Sequence[Member]) -> None:
-    """Stop every process, all at once, and wait for them."""
-    for member in members:
-        member.ask_to_stop()
-    for member in members:
-        member.join()
+    """Stop every process, all at once, and wait for them; kill them all if somebody does not want to wait."""
+    try:
+        for member in members:
+            member.ask_to_stop()
+        until = time.monotonic() + STOP_S
+        for member in members:
+            member.join(until)
+    except BaseException:
+        for member in members:
+            member.kill()
+        raise
 
 
 def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, members: Sequence[Member] = ()) -> None:
@@ -147,6 +155,24 @@ def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, me
         if time.monotonic() > end:
             raise DemoError(f"waited {timeout_s:.0f} s until {what}; see the logs beside the data folders")
         time.sleep(0.25)
+
+
+def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:
+    """Ask a process to end cleanly; ``terminate`` would kill it on Windows, where nodes listen to Ctrl-Break."""
+    with contextlib.suppress(OSError):
+        if sys.platform == "win32":
+            process.send_signal(signal.CTRL_BREAK_EVENT)
+        else:
+            process.terminate()
+
+
+def _join(process: subprocess.Popen[bytes], timeout_s: float) -> None:
+    """Wait for a process; kill it when time is up."""
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -12,21 +12,25 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import trio
+import structlog
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gdf_market.errors import GdfError, UnreachableError, UsageError
+from gdf_market.errors import GdfError, UsageError
 from gdf_market.messages import Bid, BidWithdraw, Body, JobCancel, JobPost, Transfer
 
 if TYPE_CHECKING:
     from gdf_market.node.node import Node
 
 MAX_BODY_BYTES = 1 << 20
+MAX_ROOTS = 16
+HOSTS = ("127.0.0.1", "localhost")  # names that a web page's own address cannot have (DNS rebinding)
 SUBMITTABLE: dict[str, type[Body]] = {
     "transfer": Transfer,
     "bid": Bid,
@@ -36,20 +40,31 @@ SUBMITTABLE: dict[str, type[Body]] = {
 
 Handler = Callable[[Request], Awaitable[Response]]
 
+log = structlog.get_logger("gdf.api")
+
 
 class _Bearer:
-    """Refuse every request without the token."""
+    """Refuse every request that does not name this machine and the token."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app, self._expected = app, f"Bearer {token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                await JSONResponse({"error": "wrong or missing token", "exit_code": 3}, 401)(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
+            headers = dict(scope["headers"])
+            host = headers.get(b"host", b"").decode("latin-1").rpartition(":")[0]
+            if host not in HOSTS:
+                await _failure("this address is for programs on this machine", 3, 403)(scope, receive, send)
+            elif not hmac.compare_digest(headers.get(b"authorization", b""), self._expected):
+                await _failure("wrong or missing token", 3, 401)(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+
+
+def _failure(sentence: str, exit_code: int, status: int) -> JSONResponse:
+    return JSONResponse({"error": sentence, "exit_code": exit_code}, status)
 
 
 async def _body(request: Request) -> dict[str, Any]:
@@ -60,7 +75,7 @@ async def _body(request: Request) -> dict[str, Any]:
             raise UsageError(f"request larger than {MAX_BODY_BYTES} bytes")
     try:
         value = json.loads(data or b"{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError("request body is not JSON") from None
     if not isinstance(value, dict):
         raise UsageError("request body is not a JSON object")
@@ -79,57 +94,80 @@ def _fields(kind: type[Body], given: object) -> dict[str, Any]:
     return {name: getattr(body, name) for name in kind.__struct_fields__ if name not in placeholder}
 
 
-def create_api(node: Node, token: str) -> Starlette:
-    """Return the ASGI application of one node."""
+class _Api:
+    """The requests one node answers."""
 
-    async def status(_: Request) -> Response:
-        return JSONResponse(node.status())
+    def __init__(self, node: Node) -> None:
+        self._node = node
 
-    async def submit(request: Request) -> Response:
+    async def status(self, _: Request) -> Response:
+        return JSONResponse(self._node.status())
+
+    async def submit(self, request: Request) -> Response:
         body = await _body(request)
         kind = SUBMITTABLE.get(str(body.get("kind")))
         if kind is None:
             raise UsageError(f"kind {body.get('kind')!r} is not one of {', '.join(sorted(SUBMITTABLE))}")
-        entry = await node.context.submit(kind, **_fields(kind, body.get("fields")))
+        entry = await self._node.context.submit(kind, **_fields(kind, body.get("fields")))
         return JSONResponse({"entry": entry.id})
 
-    async def orders(_: Request) -> Response:
-        return JSONResponse({"orders": node.order_rows(), "refused": dict(node.book.refused)})
+    async def orders(self, _: Request) -> Response:
+        return JSONResponse({"orders": self._node.order_rows(), "refused": dict(self._node.book.refused)})
 
-    async def publish(request: Request) -> Response:
+    async def publish(self, request: Request) -> Response:
         body = await _body(request)
-        return JSONResponse({"order": await node.publish_order(_fields(JobPost, body.get("fields")))})
+        return JSONResponse({"order": await self._node.publish_order(_fields(JobPost, body.get("fields")))})
 
-    async def holders(request: Request) -> Response:
-        roots = [str(root) for root in (await _body(request)).get("roots", [])][:16]
-        counts = {root: await node.context.bulk.holders(root) for root in roots}
+    async def holders(self, request: Request) -> Response:
+        roots = (await _body(request)).get("roots")
+        if not isinstance(roots, list) or len(roots) > MAX_ROOTS or not all(isinstance(root, str) for root in roots):
+            raise UsageError(f"roots must be a list of at most {MAX_ROOTS} blob roots")
+        counts = {root: await self._node.context.bulk.holders(root) for root in roots}
         return JSONResponse({"holders": counts})
 
-    async def post_order(request: Request) -> Response:
-        entry, height = await node.post_order(request.path_params["order"])
+    async def post_order(self, request: Request) -> Response:
+        entry, height = await self._node.post_order(request.path_params["order"])
         return JSONResponse({"entry": entry, "height": height})
 
-    async def fetch(request: Request) -> Response:
+    async def fetch(self, request: Request) -> Response:
         body = await _body(request)
-        limit = min(int(body.get("max_bytes", node.settings.max_blob_bytes)), node.settings.max_blob_bytes)
-        path = await node.context.bulk.fetch(str(body.get("root")), max_bytes=limit)
+        most = self._node.settings.max_blob_bytes
+        limit = body.get("max_bytes", most)
+        if type(limit) is not int or not 0 < limit <= most:
+            raise UsageError(f"max_bytes {limit!r} is not a whole number from 1 to {most}")
+        path = await self._node.context.bulk.fetch(str(body.get("root")), max_bytes=limit)
         return JSONResponse({"path": str(path)})
 
-    async def stop(_: Request) -> Response:
-        node.stop()
-        return JSONResponse({"stopping": True})
+    async def _end(self) -> None:
+        self._node.stop()
 
+    async def stop(self, _: Request) -> Response:
+        return JSONResponse({"stopping": True}, background=BackgroundTask(self._end))  # once the answer is out
+
+
+def create_api(node: Node, token: str) -> Starlette:
+    """Return the ASGI application of one node."""
+    api = _Api(node)
     routes = [
-        Route("/status", _guarded(status)),
-        Route("/submit", _guarded(submit), methods=["POST"]),
-        Route("/orders", _guarded(orders)),
-        Route("/orders", _guarded(publish), methods=["POST"]),
-        Route("/orders/{order}/post", _guarded(post_order), methods=["POST"]),
-        Route("/holders", _guarded(holders), methods=["POST"]),
-        Route("/fetch", _guarded(fetch), methods=["POST"]),
-        Route("/stop", _guarded(stop), methods=["POST"]),
+        Route("/status", _guarded(api.status)),
+        Route("/submit", _guarded(api.submit), methods=["POST"]),
+        Route("/orders", _guarded(api.orders)),
+        Route("/orders", _guarded(api.publish), methods=["POST"]),
+        Route("/orders/{order}/post", _guarded(api.post_order), methods=["POST"]),
+        Route("/holders", _guarded(api.holders), methods=["POST"]),
+        Route("/fetch", _guarded(api.fetch), methods=["POST"]),
+        Route("/stop", _guarded(api.stop), methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(_Bearer, token=token)])
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(_Bearer, token=token)],
+        exception_handlers={HTTPException: _no_route},
+    )
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _failure(f"{request.method} {request.url.path}: {error.detail}", 1, error.status_code)
 
 
 def _guarded(handler: Handler) -> Handler:
@@ -138,12 +176,14 @@ def _guarded(handler: Handler) -> Handler:
     async def guarded(request: Request) -> Response:
         try:
             return await handler(request)
-        except trio.TooSlowError:
-            slow: GdfError = UnreachableError(
-                "the entry was not final in time: too few validators are reachable; see `gdf-market status`"
-            )
-            return JSONResponse({"error": str(slow), "exit_code": slow.exit_code}, 409)
+        except UsageError as error:
+            return _failure(str(error), error.exit_code, 400)
         except GdfError as error:
-            return JSONResponse({"error": str(error), "exit_code": error.exit_code}, 409)
+            return _failure(str(error), error.exit_code, 409)
+        except ClientDisconnect:
+            return _failure("the request ended early", 1, 400)  # nobody reads it
+        except Exception as error:  # a bug in one request must not look like a node that is gone
+            log.exception("request failed", path=request.url.path)
+            return _failure(f"the node failed on this request ({type(error).__name__}); its log says where", 1, 500)
 
     return guarded

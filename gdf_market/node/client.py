@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ from gdf_market.errors import GdfError, UnreachableError
 from gdf_market.node.datadir import DataDir
 
 ANSWER_S = 90.0  # an entry may take a minute to become final; everything else answers at once
+FETCH_S = 24 * 3_600.0  # a large blob over a slow line; a download without progress ends much earlier
 
 
 class RemoteError(GdfError):
@@ -36,19 +38,31 @@ class NodeClient:
             raise UnreachableError(f"no node runs on {data.root}; start one with `gdf-market node run`")
         return cls(*found)
 
-    def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def __enter__(self) -> NodeClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def call(
+        self, method: str, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = ANSWER_S
+    ) -> dict[str, Any]:
         """Return the JSON answer of one request."""
         try:
-            response = self._http.request(method, path, json=body)
+            response = self._http.request(method, path, json=body, timeout=timeout_s)
         except httpx.HTTPError as error:
             raise UnreachableError(f"the node at {self._http.base_url} does not answer ({error})") from None
         try:
             answer = response.json()
         except ValueError:
-            answer = {"error": f"unexpected answer with status {response.status_code}"}
+            answer = None
+        if not isinstance(answer, dict):
+            raise RemoteError(f"the node at {self._http.base_url} gave no JSON answer ({response.status_code})", 1)
         if response.status_code >= 400:
-            raise RemoteError(str(answer.get("error", "unknown error")), int(answer.get("exit_code", 1)))
-        assert isinstance(answer, dict)
+            code = answer.get("exit_code")
+            raise RemoteError(str(answer.get("error", "unknown error")), code if isinstance(code, int) else 1)
         return answer
 
     def status(self) -> dict[str, Any]:
@@ -60,7 +74,7 @@ class NodeClient:
 
     def fetch(self, root: str) -> str:
         """Return the local path of a blob, fetched from peers if need be."""
-        return str(self.call("POST", "/fetch", {"root": root})["path"])
+        return str(self.call("POST", "/fetch", {"root": root}, timeout_s=FETCH_S)["path"])
 
     def close(self) -> None:
         self._http.close()

@@ -14,6 +14,7 @@ from contracts.records import Job
 from contracts.state import State
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode
+from gdf_market.errors import StorageError
 from gdf_market.identity import Identity
 from gdf_market.messages import Body, Entry, EntryBody, JobPost, seal
 from gdf_market.node.bulk import BulkHost
@@ -26,6 +27,7 @@ from gdf_market.train.data import DataManifest
 ENTRY_TTL_MS = 30 * 60_000
 MAX_PROGRAM_BYTES = 512 << 20
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_FILES = 1_024  # jobs whose paths are remembered
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class NodeContext:
     scratch: Path
     note: Callable[[str, str], None]  # (topic, sentence): what `status` shows as the reason
     _files: dict[str, JobFiles] = field(default_factory=dict)
-    _fetching: trio.Lock = field(default_factory=trio.Lock)
+    _fetching: dict[str, trio.Lock] = field(default_factory=dict)
 
     @property
     def account(self) -> str:
@@ -75,28 +77,38 @@ class NodeContext:
     async def submit(self, kind: type[Body], *, timeout_s: float = 60.0, **fields: Any) -> Entry:
         """Sign and submit an entry; return it once a final block holds it.
 
-        Raises the rule's error when it is refused and trio.TooSlowError when it is not final in time.
+        Raises the error it was refused with, and NotFinalError when it is not final in time.
         """
         entry = self.seal(kind, **fields)
         await self.ledger.submit(entry, timeout_s=timeout_s)
         return entry
 
     async def files(self, spec: JobPost) -> JobFiles:
-        """Return the job's program and data, fetched from peers if need be."""
-        known = self._files.get(spec.program + spec.data)
-        if known is not None:
-            return known
-        async with self._fetching:  # two roles that need the same job share one download
-            program = await self.bulk.fetch(
-                spec.program, max_bytes=min(MAX_PROGRAM_BYTES, self.settings.max_blob_bytes)
-            )
-            data = await self.bulk.fetch(spec.data, max_bytes=MAX_MANIFEST_BYTES)
+        """Return the job's program and data, fetched from peers if need be.  Raises GdfError."""
+        key = spec.program + spec.data
+        lock = self._fetching.setdefault(key, trio.Lock())
+        try:
+            async with lock:  # two roles that need the same job share one download; another job does not wait for it
+                if key not in self._files:
+                    found = await self._fetch_files(spec)
+                    if len(self._files) >= MAX_FILES:
+                        self._files.clear()
+                    self._files[key] = found
+                return self._files[key]
+        finally:
+            if not lock.statistics().tasks_waiting:
+                self._fetching.pop(key, None)
+
+    async def _fetch_files(self, spec: JobPost) -> JobFiles:
+        program = await self.bulk.fetch(spec.program, max_bytes=min(MAX_PROGRAM_BYTES, self.settings.max_blob_bytes))
+        data = await self.bulk.fetch(spec.data, max_bytes=MAX_MANIFEST_BYTES)
+        try:
             raw = await trio.to_thread.run_sync(data.read_bytes)
-            manifest = decode(raw, DataManifest, max_bytes=MAX_MANIFEST_BYTES)
-            tokens = await self.bulk.fetch(manifest.tokens, max_bytes=self.settings.max_blob_bytes)
-        found = JobFiles(program, data, tokens)
-        self._files[spec.program + spec.data] = found
-        return found
+        except OSError as error:
+            raise StorageError(f"cannot read {data}: {error.strerror}") from None
+        manifest = decode(raw, DataManifest, max_bytes=MAX_MANIFEST_BYTES)
+        tokens = await self.bulk.fetch(manifest.tokens, max_bytes=self.settings.max_blob_bytes)
+        return JobFiles(program, data, tokens)
 
     async def checkpoint(self, job: Job, root: str) -> Path:
         """Return the path of a checkpoint of ``job`` (parameters and momentum, 8 bytes a value)."""

@@ -19,6 +19,7 @@ import contextlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,10 @@ from gdf_market.codec import decode, encode
 from gdf_market.errors import KeyLockedError, PeerError, StorageError, UsageError
 
 MAX_GENESIS_BYTES = 1 << 20
+MAX_NODE_FILE_BYTES = 4_096
+LOCK_WAIT_S = 1.0  # a command that looks whether a node runs holds the lock for a moment
+REPLACE_TRIES = 20  # Windows refuses to replace a file that somebody reads at that moment
+REPLACE_PAUSE_S = 0.02
 
 
 def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
@@ -47,7 +52,8 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
                 os.fsync(file.fileno())
             if not private and os.name == "posix":
                 os.chmod(name, 0o644)
-            os.replace(name, path)
+            _replace(name, path)
+            _sync_folder(path.parent)
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(name)
@@ -56,6 +62,31 @@ def write_atomic(path: Path, data: bytes, *, private: bool = False) -> None:
         raise StorageError(
             f"cannot write {path}: {error.strerror}; free some space or choose another --data-dir"
         ) from None
+
+
+def _replace(name: str, path: Path) -> None:
+    for _ in range(REPLACE_TRIES if os.name == "nt" else 0):
+        try:
+            os.replace(name, path)
+            return
+        except PermissionError:
+            time.sleep(REPLACE_PAUSE_S)
+    os.replace(name, path)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _remove(path: Path) -> None:
+    """Delete a file if it is there and the system lets us; a leftover is found and handled by the next reader."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 @dataclass(frozen=True)
@@ -93,6 +124,10 @@ class DataDir:
         return self.root / "node.json"
 
     @property
+    def lock_file(self) -> Path:
+        return self.root / "node.lock"
+
+    @property
     def neighbours(self) -> Path:
         return self.root / "neighbours.json"
 
@@ -105,14 +140,17 @@ class DataDir:
             raise StorageError(f"cannot create {self.root}: {error.strerror}; choose another --data-dir") from None
 
     def genesis(self) -> Genesis:
-        """Return the network's genesis.  Raises UsageError when the folder has none."""
+        """Return the network's genesis.  Raises UsageError when the folder has none, StorageError."""
         try:
-            data = self.genesis_file.read_bytes()
+            with self.genesis_file.open("rb") as file:
+                data = file.read(MAX_GENESIS_BYTES + 1)
         except FileNotFoundError:
             raise UsageError(
                 f"{self.root} belongs to no network; run `gdf-market init --new-network NAME` or "
                 "`gdf-market init --join INVITE` with this --data-dir"
             ) from None
+        except OSError as error:
+            raise StorageError(f"cannot read {self.genesis_file}: {error.strerror}; check its owner") from None
         try:
             return decode(data, Genesis, max_bytes=MAX_GENESIS_BYTES)
         except PeerError as error:
@@ -139,35 +177,55 @@ class DataDir:
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the folder for one node.  Raises UsageError when another process holds it."""
+        """Hold the folder for one node.  Raises UsageError when another process holds it, StorageError."""
         self.create()
-        lock = filelock.FileLock(self.root / "node.lock")
+        lock = filelock.FileLock(self.lock_file)
         try:
-            lock.acquire(timeout=0)
+            lock.acquire(timeout=LOCK_WAIT_S)
         except filelock.Timeout:
             raise UsageError(
                 f"another gdf-market node uses {self.root}; stop it, or give this one another --data-dir"
             ) from None
+        except OSError as error:
+            raise StorageError(f"cannot lock {self.root}: {error.strerror}; choose another --data-dir") from None
         try:
+            self.clean()
             yield
         finally:
-            lock.release()
-            with contextlib.suppress(OSError):
-                (self.root / "node.lock").unlink()
+            self._unlock(lock)
+
+    def _unlock(self, lock: filelock.BaseFileLock) -> None:
+        """Give the lock back and remove what only a running node leaves in the folder."""
+        _remove(self.node_file)
+        if os.name == "posix":  # before the release: afterwards it could be the next node's file
+            _remove(self.lock_file)
+        lock.release()
+        if os.name != "posix":
+            _remove(self.lock_file)  # an open file cannot be deleted there, so this is nobody's
+
+    def clean(self) -> None:
+        """Remove what a killed node left: its address, and files that it was writing."""
+        _remove(self.node_file)
+        for folder, pattern in (
+            (self.root, "node.json*.tmp"),
+            (self.root, "neighbours.json*.tmp"),
+            (self.units, "*.json*.tmp"),
+        ):
+            for path in folder.glob(pattern):
+                _remove(path)
 
     def running(self) -> tuple[str, str] | None:
         """Return (url, token) of the node that runs on this folder, or None."""
         try:
-            info = json.loads(self.node_file.read_text(encoding="utf-8"))
+            with self.node_file.open("rb") as file:
+                info = json.loads(file.read(MAX_NODE_FILE_BYTES))
             url, token = str(info["url"]), str(info["token"])
         except (OSError, ValueError, KeyError, TypeError):
             return None
-        lock = filelock.FileLock(self.root / "node.lock")
+        lock = filelock.FileLock(self.lock_file)
         try:
             lock.acquire(timeout=0)
-        except filelock.Timeout:
+        except (filelock.Timeout, OSError):  # a folder that we may not write: whether the node lives, its API tells
             return url, token
-        lock.release()  # nobody holds it: the file is left over from a node that was killed
-        with contextlib.suppress(OSError):
-            self.node_file.unlink()
+        self._unlock(lock)  # nobody held it: the file was left by a node that was killed
         return None

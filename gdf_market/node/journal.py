@@ -7,11 +7,12 @@ that loses power after its commit can still reveal and open its sketches.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Collection
 from pathlib import Path
 from typing import TypeVar
 
 from gdf_market.codec import Hash, Int, Record, UInt, VrfProof, decode, encode
-from gdf_market.errors import PeerError
+from gdf_market.errors import LocalError, PeerError, StorageError
 from gdf_market.node.datadir import write_atomic
 
 MAX_NOTE_BYTES = 8 << 20  # 1,000 steps x 32 integers of at most 17 characters, with room
@@ -56,9 +57,14 @@ class Journal:
         return self._folder / f"{kind}-{job[:32]}-{round_index}-{slot}.json"
 
     def save(self, note: UnitNote | AuditNote) -> None:
-        """Write a note durably.  Raises StorageError."""
+        """Write a note durably.  Raises StorageError, or LocalError for one that could not be read again."""
         kind = "unit" if isinstance(note, UnitNote) else "audit"
-        write_atomic(self._path(kind, note.job, note.round, note.slot), encode(note), private=True)
+        data = encode(note)
+        try:
+            decode(data, type(note), max_bytes=MAX_NOTE_BYTES)
+        except PeerError as error:  # better no commit than one that cannot be opened
+            raise LocalError(f"the {kind} of slot {note.slot} cannot be noted: {error}") from None
+        write_atomic(self._path(kind, note.job, note.round, note.slot), data, private=True)
 
     def unit(self, job: str, round_index: int, slot: int) -> UnitNote | None:
         """Return the note of an own unit, or None."""
@@ -69,14 +75,27 @@ class Journal:
         return self._load(self._path("audit", job, round_index, slot), AuditNote, job)
 
     def _load(self, path: Path, kind: type[NoteT], job: str) -> NoteT | None:
+        """Return the note in a file; None if there is none or it is damaged.  Raises StorageError."""
         try:
-            note = decode(path.read_bytes(), kind, max_bytes=MAX_NOTE_BYTES)
+            with path.open("rb") as file:
+                note = decode(file.read(MAX_NOTE_BYTES + 1), kind, max_bytes=MAX_NOTE_BYTES)
         except (FileNotFoundError, PeerError):
             return None
+        except OSError as error:
+            raise StorageError(f"cannot read {path}: {error.strerror}; check the disk and the file's owner") from None
         return note if note.job == job else None
 
     def forget(self, job: str) -> None:
         """Delete the notes of a job that ended."""
-        for path in self._folder.glob(f"*-{job[:32]}-*.json"):
+        self._delete(list(self._folder.glob(f"*-{job[:32]}-*.json")))
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Delete the notes of all other jobs: those that ended while this node was down or was killed."""
+        kept = {job[:32] for job in jobs}
+        notes = self._folder.glob("*-*-*-*.json")
+        self._delete([path for path in notes if path.name.split("-")[1] not in kept])
+
+    def _delete(self, paths: list[Path]) -> None:
+        for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink()

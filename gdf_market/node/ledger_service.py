@@ -6,8 +6,8 @@ event is carried out, so nothing is promised that a crash could forget.
 
 from __future__ import annotations
 
-import math
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ import trio
 
 from contracts.records import Genesis
 from contracts.state import State
-from gdf_market.errors import GdfError, PeerError
+from gdf_market.errors import GdfError, LocalError, PeerError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry
 from ledger import effects as core
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
 MAX_QUEUE = 4_096  # events waiting for the replica; frames beyond it are dropped (the sender repeats what matters)
-MAX_WAITERS = 1_024
+MAX_QUEUE_BYTES = 64 << 20  # of frames among them
+MAX_QUEUE_PER_PEER = 1_024  # of them: no peer takes all the room
+SPARE_QUEUE = 1_024  # room beyond MAX_QUEUE for peers that come and go, timers and own entries
+MAX_WAITERS = 1_024  # own entries that somebody waits for
+CLOCK_CHECK_S = 5.0  # a clock that was set back is noticed within this time
 
 log = structlog.get_logger("gdf.ledger")
 
@@ -36,6 +40,12 @@ log = structlog.get_logger("gdf.ledger")
 def now_ms() -> int:
     """Return the wall clock in Unix milliseconds."""
     return time.time_ns() // 1_000_000
+
+
+class NotFinalError(LocalError):
+    """An own entry was not in a final block in time; it may still become final."""
+
+    exit_code = 4
 
 
 @dataclass
@@ -61,7 +71,9 @@ class LedgerService:
         self.store = store
         self.replica = Replica(genesis, identity, store.restored())
         self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
-        self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE)
+        self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE + SPARE_QUEUE)
+        self._frames: Counter[str] = Counter()  # queued frames by peer
+        self._frame_bytes = 0
         self._timers: dict[str, int] = {}
         self._timer_changed = trio.Event()
         self._waiters: dict[str, list[_Waiter]] = {}
@@ -81,32 +93,60 @@ class LedgerService:
             nursery.start_soon(self._run_timers)
             task_status.started()
             async for event in self._events_out:
+                if isinstance(event, core.Received):
+                    self._count_frame(event, -1)
                 await self._handle(event)
 
     def post(self, event: core.ReplicaEvent) -> None:
-        """Queue an event for the replica; drops it when the queue is full (counted)."""
+        """Queue an event for the replica; drops it when there is no room (counted), frames before anything else."""
+        if isinstance(event, core.Received) and not self._has_room(event):
+            self.dropped += 1
+            return
         try:
             self._events_in.send_nowait(event)
         except trio.WouldBlock:
             self.dropped += 1
+            return
+        if isinstance(event, core.Received):
+            self._count_frame(event, 1)
+
+    def _has_room(self, frame: core.Received) -> bool:
+        return (
+            self._events_in.statistics().current_buffer_used < MAX_QUEUE
+            and self._frame_bytes + len(frame.data) <= MAX_QUEUE_BYTES
+            and self._frames[frame.peer] < MAX_QUEUE_PER_PEER
+        )
+
+    def _count_frame(self, frame: core.Received, change: int) -> None:
+        self._frame_bytes += change * len(frame.data)
+        self._frames[frame.peer] += change
+        if not self._frames[frame.peer]:
+            del self._frames[frame.peer]
 
     async def submit(self, entry: Entry, *, timeout_s: float = 60.0) -> int:
         """Submit an entry and return the height of the block that finalized it.
 
-        Raises the RuleError or PeerError it was refused with; trio.TooSlowError after ``timeout_s``.
+        Raises the error it was refused with; NotFinalError after ``timeout_s``: the entry is not withdrawn then, so
+        a new one that pays again must not follow before its ``expires_ms``.
         """
+        waiting = sum(len(waiters) for waiters in self._waiters.values())
+        ensure(waiting < MAX_WAITERS, LocalError(f"{waiting} entries of this node wait for a block; try again later"))
         waiter = _Waiter()
         self._waiters.setdefault(entry.id, []).append(waiter)
-        self.post(core.Submitted(entry))
         try:
-            with trio.fail_after(timeout_s):
+            with trio.move_on_after(timeout_s):
+                await self._events_in.send(core.Submitted(entry))
                 await waiter.done.wait()
         finally:
-            waiters = self._waiters.get(entry.id, [])
-            if waiter in waiters:
-                waiters.remove(waiter)
-            if not waiters:
-                self._waiters.pop(entry.id, None)
+            self._waiters[entry.id].remove(waiter)
+            if not self._waiters[entry.id]:
+                del self._waiters[entry.id]
+        if not waiter.done.is_set():
+            raise NotFinalError(
+                f"entry {entry.id} was not final within {timeout_s:.0f} s and may still become so: too few validators "
+                "are reachable, see `gdf-market status`; look for it with `gdf-market ledger show --entry` before "
+                "you try again"
+            )
         if waiter.error is not None:
             raise waiter.error
         return waiter.height
@@ -163,12 +203,13 @@ class LedgerService:
 
     async def _run_timers(self) -> None:
         while True:
-            due = min(self._timers.values(), default=None)
-            wait_s = math.inf if due is None else max(0.0, (due - now_ms()) / 1_000)
+            before = now_ms()
+            due = min(self._timers.values(), default=before + 1_000 * CLOCK_CHECK_S)
             self._timer_changed = trio.Event()
-            with trio.move_on_after(wait_s):
+            with trio.move_on_after(min(CLOCK_CHECK_S, max(0.0, (due - before) / 1_000))):
                 await self._timer_changed.wait()
             now = now_ms()
-            for name in sorted(name for name, at_ms in self._timers.items() if at_ms <= now):
+            set_back = now < before  # the replica must hear of it: it would wait for the old time to come again
+            for name in sorted(name for name, at_ms in self._timers.items() if at_ms <= now or set_back):
                 del self._timers[name]
                 await self._events_in.send(core.Timer(name))

@@ -15,6 +15,7 @@ import msgspec
 
 from gdf_market.codec import Record, decode, encode
 from gdf_market.errors import PeerError
+from gdf_market.node.addresses import split_peer
 from gdf_market.node.datadir import write_atomic
 
 MAX_PEERS = 64
@@ -31,9 +32,13 @@ class Neighbours(Record, frozen=True, kw_only=True):
 def load(path: Path) -> Neighbours:
     """Return what was remembered; nothing if the file is missing or damaged (it is only a convenience)."""
     try:
-        return decode(path.read_bytes(), Neighbours, max_bytes=MAX_BYTES)
+        with path.open("rb") as file:
+            found = decode(file.read(MAX_BYTES + 1), Neighbours, max_bytes=MAX_BYTES)
+        for address in found.peers:
+            split_peer(address)
     except (OSError, PeerError):
         return Neighbours()
+    return found
 
 
 def save(path: Path, neighbours: Neighbours) -> None:

@@ -7,7 +7,8 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import hypercorn.config
@@ -15,11 +16,12 @@ import hypercorn.trio
 import structlog
 import trio
 
+from contracts.block import check_entry
 from contracts.jobs import escrow_of
 from contracts.state import network_id
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
-from gdf_market.errors import PeerError, RuleError, UsageError, ensure
+from gdf_market.errors import PeerError, RuleError, StorageError, UsageError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, JobPost
 from gdf_market.node import neighbours
@@ -100,12 +102,22 @@ class Node:
             "audited": self.roles.audited,
             "orders": len(self.book.orders()),
             "refused_orders": dict(self.book.refused),
-            "idle_reasons": dict(self.bidder.reasons)
-            if self.bidder
-            else {"*": "this node does not work; start it with `gdf-market work`"},
+            "idle_reasons": self._idle_reasons(),
+            "step": list(self.context.trainer.progress or ()) or None,
+            "dropped": self.context.ledger.dropped,
             "notes": dict(self.notes),
             "uptime_s": (now_ms() - self._started_ms) // 1_000,
         }
+
+    def _idle_reasons(self) -> dict[str, str]:
+        """Return why this node has no bid, by job; under "*" what concerns all of them."""
+        if self.bidder is None:
+            return {"*": "this node does not work; start it with `gdf-market work`"}
+        if not self.control.peers and not self.context.ledger.replica.is_validator:
+            return {"*": "no peer is connected; check the network, or join again with a fresh invite"}
+        if not self.book.orders() and not self.context.state.active().jobs:
+            return {"*": "nobody offers a job at the moment"}
+        return dict(self.bidder.reasons)
 
     def _row(self, job_id: str, spec: JobPost) -> dict[str, Any]:
         return {
@@ -116,7 +128,7 @@ class Node:
             "rounds": spec.rounds,
             "units_per_round": spec.units_per_round,
             "device_class": spec.device_class,
-            "unfit": self.bidder.unfit(spec) if self.bidder else "",
+            "unfit": self.bidder.unfit(job_id, spec) if self.bidder else "",
         }
 
     def order_rows(self) -> list[dict[str, Any]]:
@@ -131,8 +143,12 @@ class Node:
         return self._row(job_id, job.spec) | {"state": job.status, "reason": job.reason}
 
     async def publish_order(self, fields: dict[str, Any]) -> str:
-        """Sign a job order, put it in the own book and gossip it until its job is final; return its id."""
+        """Sign a job order, put it in the own book and gossip it until its job is final; return its id.
+
+        Raises RuleError for what the ledger would refuse, and PeerError for what the book does.
+        """
         entry = self.context.seal(JobPost, **fields)
+        check_entry(self.context.state, entry, max(now_ms(), self.context.ledger.replica.time_ms + 1))
         self._accept(entry.raw, self.context.account)
         self._own_orders[entry.id] = entry
         self.control.publish_order(entry.raw)
@@ -140,6 +156,9 @@ class Node:
 
     async def post_order(self, order_id: str) -> tuple[str, int]:
         """Submit an own order's entry to the ledger; return (entry id, height) once it is final."""
+        row = await trio.to_thread.run_sync(self.context.ledger.store.entry, order_id)
+        if row is not None:  # asked before, and the answer came too late
+            return row.id, row.height
         entry = self._own_orders.get(order_id)
         if entry is None:
             raise UsageError(f"order {order_id[:16]} was not published by this node")
@@ -186,18 +205,24 @@ class Node:
         while True:
             await trio.sleep(REPUBLISH_S)
             self.book.expire(now_ms())
-            self._remember()
+            await self._remember()
             for entry in list(self._own_orders.values()):
-                self.control.publish_order(entry.raw)
+                if entry.body.expires_ms <= now_ms():
+                    del self._own_orders[entry.id]
+                else:
+                    self.control.publish_order(entry.raw)
 
-    def _remember(self) -> None:
+    async def _remember(self) -> None:
         """Keep the own port and the peers' addresses for the next run."""
         port = next((int(one.split("/tcp/")[1].split("/")[0]) for one in self.control.addresses if "/tcp/" in one), 0)
         peers = tuple(sorted(self.control.peer_addresses))[: neighbours.MAX_PEERS]
         old = neighbours.load(self.data.neighbours)
         new = neighbours.Neighbours(port=port, peers=peers or old.peers)
         if new != old:
-            neighbours.save(self.data.neighbours, new)
+            try:
+                await trio.to_thread.run_sync(neighbours.save, self.data.neighbours, new)
+            except StorageError as error:  # only a convenience; what must not be lost is the ledger's
+                self.note("neighbours", str(error))
 
     async def _serve_api(self, *, task_status: TaskStatus[str] = trio.TASK_STATUS_IGNORED) -> None:
         token = secrets.token_urlsafe(32)
@@ -215,7 +240,9 @@ class Node:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)
-            self._remember()
+            await self._remember()
+            if self.context.ledger.replica.height:  # else the ledger is still to be fetched, and names no job yet
+                self.context.journal.keep(self.context.state.active().jobs)
             await nursery.start(self.context.ledger.run)
             await nursery.start(self._serve_api)
             nursery.start_soon(self.roles.run)
@@ -233,6 +260,25 @@ def _punish(control: ControlHost, peer: str, error: PeerError) -> None:
         control.disconnect(peer, error)
 
 
+def _device(device_class: str) -> str:
+    """Return what torch calls the device of a class such as cuda-fp32."""
+    return "cuda" if device_class.startswith("cuda") else "cpu"
+
+
+@contextlib.contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Give an empty folder for the runner's files, and remove it afterwards.  Raises StorageError."""
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot create {folder}: {error.strerror}; choose another --data-dir") from None
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
 @contextlib.asynccontextmanager
 async def open_node(
     data: DataDir, settings: Settings, identity: Identity, *, worker: bool = False, poison: str = ""
@@ -247,63 +293,55 @@ async def open_node(
         not poison or genesis.test_network,
         UsageError(f"--test-poison works on test networks only; {genesis.name!r} is not one"),
     )
-    with data.lock():
-        data.node_file.unlink(missing_ok=True)  # of a node that was killed
+    with data.lock(), contextlib.ExitStack() as stack:
         known = neighbours.load(data.neighbours)
         port = neighbours.choose_port(settings.listen_host, settings.listen_port, known.port)
-        store = LedgerStore(data.ledger)
+        store = stack.enter_context(contextlib.closing(LedgerStore(data.ledger)))
         store.create(genesis)
         blobs = BlobStore(data.blobs, max_blob_bytes=settings.max_blob_bytes)
         blobs.clean_staging(time.time() - 86_400)
-        scratch = data.root / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(parents=True, exist_ok=True)
+        scratch = stack.enter_context(_scratch(data.root / "scratch"))
         book = OrderBook(network)
         holder: list[Node] = []
-        try:
-            async with (
-                BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
-                Trainer(threads=settings.threads) as trainer,
-            ):
-                control = ControlHost(
-                    identity,
-                    network,
-                    listen=(settings.listen_host, port),
-                    bootstrap=[*settings.bootstrap, *known.peers],
-                    on_bulk=bulk.add_source,
-                    on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
-                    on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
-                    on_peer_down=lambda peer: ledger.post(core.PeerDown(peer)),
-                    on_order=lambda raw, peer: bool(holder) and holder[0].on_order(raw, peer),
-                )
-                ledger = LedgerService(
-                    genesis,
-                    identity,
-                    store,
-                    send=control.send,
-                    broadcast=control.broadcast,
-                    misbehaved=lambda peer, error: _punish(control, peer, error),
-                )
-                context = NodeContext(
-                    identity=identity,
-                    network=network,
-                    settings=settings,
-                    ledger=ledger,
-                    blobs=blobs,
-                    bulk=bulk,
-                    trainer=trainer,
-                    journal=Journal(data.units),
-                    scratch=scratch,
-                    note=lambda topic, sentence: holder[0].note(topic, sentence) if holder else None,
-                )
-                node = Node(data, settings, context, control, book, worker=worker, poison=poison)
-                holder.append(node)
-                async with control.run(), trio.open_nursery() as nursery:
-                    control.announce_bulk(bulk.peer, bulk.addresses)
-                    await nursery.start(node.run)
-                    yield node
-                    nursery.cancel_scope.cancel()
-        finally:
-            data.node_file.unlink(missing_ok=True)
-            store.close()
-            shutil.rmtree(scratch, ignore_errors=True)
+        async with (
+            BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
+            Trainer(threads=settings.threads, device=_device(settings.device_class)) as trainer,
+        ):
+            control = ControlHost(
+                identity,
+                network,
+                listen=(settings.listen_host, port),
+                bootstrap=[*settings.bootstrap, *known.peers],
+                on_bulk=bulk.add_source,
+                on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
+                on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
+                on_peer_down=lambda peer: ledger.post(core.PeerDown(peer)),
+                on_order=lambda raw, peer: bool(holder) and holder[0].on_order(raw, peer),
+            )
+            ledger = LedgerService(
+                genesis,
+                identity,
+                store,
+                send=control.send,
+                broadcast=control.broadcast,
+                misbehaved=lambda peer, error: _punish(control, peer, error),
+            )
+            context = NodeContext(
+                identity=identity,
+                network=network,
+                settings=settings,
+                ledger=ledger,
+                blobs=blobs,
+                bulk=bulk,
+                trainer=trainer,
+                journal=Journal(data.units),
+                scratch=scratch,
+                note=lambda topic, sentence: holder[0].note(topic, sentence) if holder else None,
+            )
+            node = Node(data, settings, context, control, book, worker=worker, poison=poison)
+            holder.append(node)
+            async with control.run(), trio.open_nursery() as nursery:
+                control.announce_bulk(bulk.peer, bulk.addresses)
+                await nursery.start(node.run)
+                yield node
+                nursery.cancel_scope.cancel()

@@ -7,17 +7,20 @@ may not forget: secrets of commits are in the journal before they are needed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import structlog
 import trio
 
 from contracts.records import Job, Round, Unit
 from contracts.views import Action, pending_actions
+from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import encode
-from gdf_market.errors import GdfError, RuleError
+from gdf_market.errors import GdfError, LocalError, RuleError, ensure
 from gdf_market.messages import (
     AuditCommit,
     AuditOpen,
@@ -31,18 +34,30 @@ from gdf_market.messages import (
     audit_commitment,
     commitment,
 )
-from gdf_market.node.context import NodeContext
+from gdf_market.node.context import JobFiles, NodeContext
 from gdf_market.node.journal import AuditNote, UnitNote
 from gdf_market.node.ledger_service import now_ms
+from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.trainer import UnitRequest
 from gdf_market.train.codec import encoded_size
+from gdf_market.units import SECOND_MS
 from verifier.sketch import openings, sketch_tree
 from verifier.sortition import audit_ticket, draw_shard
 
 RETRY_MS = 3_000  # pause before an action that failed is tried again
 MAX_TASKS = 256
+MAX_LOSERS = 65_536  # lost lotteries that are remembered
+GRACE_S = 5.0  # an action goes on this long after its deadline
+NOT_MEASURED = -1  # loss in a result
 
 log = structlog.get_logger("gdf.roles")
+
+
+def _move(path: Path, blobs: BlobStore) -> str:
+    root = blobs.put_file(path)
+    with contextlib.suppress(OSError):  # the scratch folder is emptied at the next start
+        path.unlink()
+    return root
 
 
 class Roles:
@@ -92,24 +107,35 @@ class Roles:
             "audit_open": self._open_audit,
         }
         try:
-            await steps[action.kind](action)
+            # what is late is worth nothing, and would keep the runner from what is not
+            with trio.move_on_after(self._left_s(action) + GRACE_S) as scope:
+                await steps[action.kind](action)
+            ensure(not scope.cancelled_caught, LocalError("it was not done before its deadline"))
             self._retry.pop(key, None)
-        except (GdfError, trio.TooSlowError) as error:
-            level = log.info if isinstance(error, RuleError) else log.warning
-            level(
-                "action failed",
-                action=action.kind,
-                job=action.job[:8],
-                round=action.round,
-                slot=action.slot,
-                error=str(error),
-            )
-            self._context.note("action", f"{action.kind} of round {action.round}, slot {action.slot}: {error}")
-            self._retry[key] = now_ms() + RETRY_MS
-            if len(self._retry) > 4 * MAX_TASKS:
-                self._retry.clear()
+        except GdfError as error:
+            self._failed(action, key, error)
         finally:
             self._busy.discard(key)
+
+    def _left_s(self, action: Action) -> float:
+        """Return the seconds until an action is late; by block time, so that a wrong clock here does no harm."""
+        return max(0.0, (action.deadline_ms - self._context.ledger.replica.time_ms) / SECOND_MS)
+
+    def _failed(self, action: Action, key: tuple[str, str, int, int], error: GdfError) -> None:
+        """Say why an action failed; as long as it is pending, it is tried again a little later."""
+        level = log.info if isinstance(error, RuleError) else log.warning
+        level(
+            "action failed",
+            action=action.kind,
+            job=action.job[:8],
+            round=action.round,
+            slot=action.slot,
+            error=str(error),
+        )
+        self._context.note("action", f"{action.kind} of round {action.round}, slot {action.slot}: {error}")
+        if len(self._retry) >= 4 * MAX_TASKS:
+            self._retry.clear()
+        self._retry[key] = now_ms() + RETRY_MS
 
     # worker ------------------------------------------------------------------
 
@@ -130,8 +156,7 @@ class Roles:
         out = context.scratch / f"update-{action.job[:16]}-{action.round}-{action.slot}.bin"
         request = await self._request(job, round_, shard)
         run = await context.trainer.train(request, out=out, poison=self._poison)
-        update = await trio.to_thread.run_sync(context.blobs.put_file, out)
-        out.unlink(missing_ok=True)
+        update = await self._store(out)
         note = UnitNote(
             job=action.job,
             round=action.round,
@@ -142,9 +167,13 @@ class Roles:
             sketch_root=sketch_tree(run.sketches).root().hex(),
             sketches=run.sketches,
         )
-        context.journal.save(note)
+        await trio.to_thread.run_sync(context.journal.save, note)
         self.trained += 1
         return note
+
+    async def _store(self, path: Path) -> str:
+        """Move a file that the runner wrote into the blob store; return its root."""
+        return await trio.to_thread.run_sync(_move, path, self._context.blobs)
 
     async def _reveal(self, action: Action) -> None:
         note = self._context.journal.unit(action.job, action.round, action.slot)
@@ -176,18 +205,15 @@ class Roles:
         """Fetch what was revealed; say what arrived before 60% of the phase is over."""
         held: list[int] = []
         units = self._revealed(action)
-        patience_s = max(2.0, 0.6 * (action.deadline_ms - now_ms()) / 1_000)
-        with trio.move_on_after(patience_s):
+        with trio.move_on_after(max(2.0, 0.6 * self._left_s(action))):
             async with trio.open_nursery() as nursery:
                 for unit in units:
                     nursery.start_soon(self._hold, unit, held)
         await self._context.submit(Receipt, job=action.job, round=action.round, holds=tuple(sorted(held)))
 
     async def _hold(self, unit: Unit, held: list[int]) -> None:
-        recipe = self._job(unit.job).spec.recipe
-        limit = encoded_size(self._job(unit.job).spec.parameters, recipe.codec_bits, recipe.codec_block)
         try:
-            await self._context.bulk.fetch(unit.update, max_bytes=limit)
+            await self._update_path(self._job(unit.job), unit)
             held.append(unit.slot)
         except GdfError as error:
             log.info("update not held", slot=unit.slot, error=str(error))
@@ -207,9 +233,8 @@ class Roles:
             shards={unit.slot: unit.shard for unit in included},
             out=out,
         )
-        loss_e6 = await context.trainer.evaluate(files.program, files.data, files.tokens, out)
-        checkpoint = await trio.to_thread.run_sync(context.blobs.put_file, out)
-        out.unlink(missing_ok=True)
+        loss_e6 = await self._loss(files, out)
+        checkpoint = await self._store(out)
         outcome = Outcome(
             checkpoint=checkpoint,
             included=computed.included,
@@ -222,6 +247,14 @@ class Roles:
         log.info("outcome", round=action.round, size=len(encode(outcome)), loss_e6=loss_e6)
         await context.submit(Result, job=action.job, round=action.round, outcome=outcome, loss_e6=loss_e6)
 
+    async def _loss(self, files: JobFiles, checkpoint: Path) -> int:
+        """Return the validation loss in micro-nats; NOT_MEASURED if it has none: the vote must not depend on it."""
+        try:
+            return await self._context.trainer.evaluate(files.program, files.data, files.tokens, checkpoint)
+        except TrainerError as error:
+            log.warning("loss not measured", error=str(error))
+            return NOT_MEASURED
+
     # auditor -----------------------------------------------------------------
 
     async def _lottery(self, action: Action) -> None:
@@ -229,9 +262,9 @@ class Roles:
         where = (action.job, action.round, action.slot)
         proof = audit_ticket(context.identity.seed, *where, round_.audit_seed, unit.audit_chance_ppm)
         if proof is None:
-            self._losers.add(where)
-            if len(self._losers) > 65_536:
+            if len(self._losers) >= MAX_LOSERS:
                 self._losers.clear()  # losing again is cheap to find out
+            self._losers.add(where)
             return
         await self._audit(action, role="lottery", proof=proof)
 
@@ -264,7 +297,7 @@ class Roles:
             sketch_root=sketch_tree(run.sketches).root().hex(),
             sketches=run.sketches,
         )
-        context.journal.save(note)
+        await trio.to_thread.run_sync(context.journal.save, note)
         self.audited += 1
         return note
 
@@ -300,7 +333,7 @@ class Roles:
             shards=job.spec.shards,
         )
 
-    async def _update_path(self, job: Job, unit: Unit):  # type: ignore[no-untyped-def]
+    async def _update_path(self, job: Job, unit: Unit) -> Path:
         recipe = job.spec.recipe
         limit = encoded_size(job.spec.parameters, recipe.codec_bits, recipe.codec_block)
         return await self._context.bulk.fetch(unit.update, max_bytes=limit)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import platformdirs
-from pydantic import Field, ValidationError
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gdf_market.errors import UsageError
 from gdf_market.units import CREDIT
@@ -29,13 +29,18 @@ class Settings(BaseSettings):
     listen_host: str = "127.0.0.1"
     listen_port: int = Field(default=0, ge=0, le=65_535)
     bulk_port: int = Field(default=0, ge=0, le=65_535)
-    bootstrap: list[str] = []
+    bootstrap: Annotated[list[str], NoDecode] = []  # multiaddrs of peers; in GDF_BOOTSTRAP separated by commas
     device_class: str = "cpu-fp32"
     threads: int = Field(default=0, ge=0, le=1_024)  # torch threads; 0 lets torch choose
     min_price: int = Field(default=CREDIT // 10, ge=1)  # micro-credits per unit this worker asks for
     units: int = Field(default=1, ge=1, le=64)  # units per round this worker offers
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
     log_level: str = "warning"
+
+    @field_validator("bootstrap", mode="before")
+    @classmethod
+    def _split(cls, given: object) -> object:
+        return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
 
     @classmethod
     def settings_customise_sources(
@@ -55,12 +60,21 @@ class _TomlSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         path = _config_file[-1] if _config_file else None
-        if path is None or not path.exists():
+        if path is None:
             return {}
         try:
-            return tomllib.loads(path.read_text(encoding="utf-8"))
+            found = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not valid TOML: {error}") from None
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        for name in found:
+            if name not in self.settings_cls.model_fields:
+                known = ", ".join(sorted(self.settings_cls.model_fields))
+                raise UsageError(f"{path}: there is no setting {name!r}; the settings are {known}")
+        return found
 
 
 def load_settings(config: Path, **flags: Any) -> Settings:
@@ -75,5 +89,7 @@ def load_settings(config: Path, **flags: Any) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         raise UsageError(f"setting {name}={first['input']!r}: {first['msg']}") from None
+    except SettingsError as error:
+        raise UsageError(f"a setting in the environment is unusable: {error}") from None
     finally:
         _config_file.pop()
