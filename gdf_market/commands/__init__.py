@@ -62,7 +62,11 @@ class LazyGroup(click.RichGroup):
         return command
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None})
+@click.group(
+    cls=LazyGroup,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": None},
+)
 @click.option("--data-dir", type=click.Path(path_type=Path), envvar="GDF_DATA_DIR", help="Data folder of this node.")
 @click.option("--json", "as_json", is_flag=True, help="Print results as JSON on stdout.")
 @click.option("--quiet", is_flag=True, help="No messages, results only.")
