@@ -156,7 +156,7 @@ class Kit:
     def blobs_of_job(self) -> dict[str, str]:
         """Put a job's blobs into the store; return the order's fields that name them."""
         tokens = self.blobs.put_bytes(b"\0\0" * 64)
-        manifest = DataManifest(kind="tokens", tokens=tokens, dtype="uint16", count=64, train=32, vocab=8)
+        manifest = DataManifest(kind="tokens", tokens=tokens, dtype="uint16", count=64, train=32, vocab=8, context=4)
         return {
             "program": self.blobs.put_bytes(b"program"),
             "data": self.blobs.put_bytes(encode(manifest)),
@@ -164,8 +164,16 @@ class Kit:
         }
 
 
-def make_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, name: str, **flags: object) -> Kit:
-    """Return the parts of the node of ``name``; all clocks show the world's time."""
+def make_kit(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    world: World,
+    name: str,
+    *,
+    near: Kit | None = None,
+    **flags: object,
+) -> Kit:
+    """Return the parts of the node of ``name``; all clocks show the world's time.  It has the blobs of ``near``."""
 
     def clock() -> int:
         return world.time_ms
@@ -176,7 +184,7 @@ def make_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, name
     folder = tmp_path / name
     for part in ("units", "scratch"):
         (folder / part).mkdir(parents=True)
-    blobs = BlobStore(folder / "blobs")
+    blobs = near.blobs if near is not None else BlobStore(folder / "blobs")
     ledger, bulk, trainer = WorldLedger(world), LocalBulk(blobs), FakeTrainer()
     notes: dict[str, str] = {}
     settings: Settings = load_settings(folder / "config.toml", **flags)

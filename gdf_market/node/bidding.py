@@ -46,6 +46,7 @@ class Bidder:
         self._prefetching: set[str] = set()
         self._retry: dict[str, int] = {}  # job -> when it may be tried again
         self._slow: dict[str, int] = {}  # job -> pause after the last probe that took too long
+        self._offered: dict[str, float] = {}  # job -> seconds per round of a bid that is not final yet
         self.reasons: dict[str, str] = {}
 
     async def run(self) -> None:
@@ -167,7 +168,11 @@ class Bidder:
             )
             return
         price = context.settings.min_price
-        await context.submit(Bid, job=job_id, price=price, units=units, device_class=self._device_class)
+        self._offered[job_id] = units * job.spec.recipe.steps * step_s
+        try:
+            await context.submit(Bid, job=job_id, price=price, units=units, device_class=self._device_class)
+        finally:
+            del self._offered[job_id]
         self.reasons.pop(job_id, None)
         context.note("bid", f"bid {format_credits(price)} on {job.spec.title!r}")
 
@@ -183,7 +188,7 @@ class Bidder:
     def _promised_s(self, but: str) -> float:
         """Return the seconds that a round of every other job with a live bid of this account takes here."""
         state = self._context.state
-        total = 0.0
+        total = sum(seconds for job_id, seconds in self._offered.items() if job_id != but)
         for job_id in state.active().jobs:
             job, bid = state.job(job_id), state.bid(job_id, self._context.account)
             if job_id != but and job is not None and bid is not None and bid.status in ("open", "matched"):

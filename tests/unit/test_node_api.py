@@ -1,0 +1,338 @@
+"""The local API: who may call it, what it refuses, and that every answer is typed JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import httpx
+import msgspec
+import pytest
+import trio
+
+from gdf_market.book.core import OrderBook
+from gdf_market.errors import StorageError
+from gdf_market.messages import JobPost
+from gdf_market.node import api as module
+from gdf_market.node import neighbours
+from gdf_market.node import node as node_module
+from gdf_market.node.api import create_api
+from gdf_market.node.datadir import DataDir
+from gdf_market.node.ledger_service import NotFinalError
+from gdf_market.node.neighbours import Neighbours
+from gdf_market.node.node import Node
+from gdf_market.units import CREDIT
+from tests.contracts_world import key_of, make_world
+from tests.node_kit import Kit, make_kit
+
+TOKEN = "a-token"
+OTHER = key_of("other").account
+
+
+class Air:
+    """The control host as the node sees it; remembers what was gossiped."""
+
+    peers = frozenset({OTHER})
+    addresses = ("/ip4/127.0.0.1/tcp/4001/p2p/x",)
+    peer_addresses: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.gossiped: list[bytes] = []
+
+    def publish_order(self, raw: bytes) -> bool:
+        self.gossiped.append(raw)
+        return True
+
+
+class Store:
+    """The entries that were made final, all at height 7."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._kit = kit
+
+    def entry(self, entry_id: str) -> Any:
+        final = any(entry.id == entry_id for entry in self._kit.ledger.entries)
+        return SimpleNamespace(id=entry_id, height=7) if final else None
+
+
+@pytest.fixture
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kit:
+    made = make_kit(tmp_path, monkeypatch, make_world(), "owner")
+    monkeypatch.setattr(node_module, "now_ms", lambda: made.world.time_ms)
+    made.ledger.dropped = 0  # type: ignore[attr-defined]
+    made.ledger.store = Store(made)  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def node(kit: Kit, tmp_path: Path) -> Node:
+    book = OrderBook(kit.world.network)
+    settings = kit.context.settings
+    return Node(DataDir(tmp_path), settings, kit.context, cast(Any, Air()), book, worker=True, poison="")
+
+
+def client_of(node: Node, **headers: str | bytes) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(create_api(node, TOKEN))
+    given = dict[str, Any](Authorization=f"Bearer {TOKEN}") | headers
+    return httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:1234", headers=given)
+
+
+@pytest.fixture
+async def client(node: Node) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(node) as opened:
+        yield opened
+
+
+def refused(answer: httpx.Response, status: int, exit_code: int) -> str:
+    """Check that an answer is a typed refusal; return its sentence."""
+    assert answer.status_code == status, answer.text
+    value = answer.json()
+    assert set(value) == {"error", "exit_code"}
+    assert value["exit_code"] == exit_code
+    assert "Traceback" not in value["error"]
+    return str(value["error"])
+
+
+def order_fields(kit: Kit, **changes: Any) -> dict[str, Any]:
+    return dict(msgspec.to_builtins(kit.world.job_fields() | kit.blobs_of_job() | changes))
+
+
+ROUTES = [
+    ("GET", "/status"),
+    ("POST", "/submit"),
+    ("GET", "/orders"),
+    ("POST", "/orders"),
+    ("POST", "/orders/00/post"),
+    ("POST", "/holders"),
+    ("POST", "/fetch"),
+    ("POST", "/stop"),
+    ("GET", "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Bearer ", "Bearer a-toke", "Bearer a-token1", "a-token", "Basic a-token", b"Bearer \xe9"]
+)
+async def test_nothing_without_the_token(node: Node, given: str | bytes) -> None:
+    async with client_of(node, Authorization=given) as stranger:
+        for method, path in ROUTES:
+            refused(await stranger.request(method, path), 401, 3)
+    assert not node._stop.is_set()
+
+
+@pytest.mark.parametrize("host", ["evil.example:1234", "127.0.0.1.evil.example:1", "", "127.0.0.1", "[::1]:1"])
+async def test_a_page_of_another_name_is_refused_even_with_the_token(node: Node, host: str) -> None:
+    async with client_of(node, Host=host) as page:
+        refused(await page.get("/status"), 403, 3)
+
+
+async def test_only_http_is_served(node: Node) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await create_api(node, TOKEN)({"type": "websocket", "path": "/status", "headers": []}, receive, send)
+    assert sent == []
+
+
+async def test_unknown_paths_and_methods_are_json_too(client: httpx.AsyncClient) -> None:
+    assert "/nowhere" in refused(await client.get("/nowhere"), 404, 1)
+    refused(await client.get("/stop"), 405, 1)
+
+
+async def test_status_says_why_the_node_is_idle(client: httpx.AsyncClient, node: Node) -> None:
+    value = (await client.get("/status")).json()
+    assert value["idle_reasons"] == {"*": "nobody offers a job at the moment"}
+    assert value["balance"] == 1_000 * CREDIT
+    assert value["step"] is None
+    node.bidder = None
+    assert "gdf-market work" in (await client.get("/status")).json()["idle_reasons"]["*"]
+    assert TOKEN not in json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"\xff", b"[]", b"3", b'"x"', b"null", b"[" * 100_000, b'{"kind": NaN'],
+    ids=lambda body: repr(body[:8]),
+)
+@pytest.mark.parametrize("path", ["/submit", "/orders", "/holders", "/fetch"])
+async def test_a_body_that_is_no_object_is_refused(client: httpx.AsyncClient, path: str, body: bytes) -> None:
+    assert "JSON" in refused(await client.post(path, content=body), 400, 2)
+
+
+async def test_a_body_has_a_limit(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_BODY_BYTES", 100)
+    assert "100 bytes" in refused(await client.post("/fetch", content=b" " * 101), 400, 2)
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ({}, "kind"),
+        ({"kind": "job_post", "fields": {}}, "kind"),
+        ({"kind": ["transfer"]}, "kind"),
+        ({"kind": "transfer"}, "fields"),
+        ({"kind": "transfer", "fields": []}, "fields"),
+        ({"kind": "transfer", "fields": {}}, "Transfer"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": 0, "memo": ""}}, "amount"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": 2**53, "memo": ""}}, "amount"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": "5", "memo": ""}}, "amount"),
+        ({"kind": "transfer", "fields": {"to": "nobody", "amount": 5, "memo": ""}}, "to"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": 5, "memo": "x" * 201}}, "memo"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": 5, "memo": "\ud800"}}, "surrogate"),
+        ({"kind": "transfer", "fields": {"to": OTHER, "amount": 5, "memo": "", "fee": 1}}, "fee"),
+        ({"kind": "transfer", "fields": {"kind": "bid", "to": OTHER, "amount": 5, "memo": ""}}, "Transfer"),
+    ],
+)
+async def test_a_bad_entry_is_refused_before_anything_is_signed(
+    client: httpx.AsyncClient, kit: Kit, body: dict[str, Any], word: str
+) -> None:
+    answer = await client.post("/submit", content=json.dumps(body).encode())
+    assert word in refused(answer, 400, 2)
+    assert kit.ledger.entries == []
+
+
+async def test_an_entry_is_signed_as_this_account_whatever_the_body_says(client: httpx.AsyncClient, kit: Kit) -> None:
+    fields = {"to": OTHER, "amount": CREDIT, "memo": "hi", "author": OTHER, "nonce": 0, "expires_ms": 1}
+    answer = await client.post("/submit", json={"kind": "transfer", "fields": fields})
+    assert answer.status_code == 200
+    (entry,) = kit.ledger.entries
+    assert answer.json() == {"entry": entry.id}
+    assert entry.body.author == key_of("owner").account
+    assert kit.world.balance("other") == 1_001 * CREDIT
+
+
+async def test_errors_of_the_ledger_keep_their_exit_code(client: httpx.AsyncClient, kit: Kit) -> None:
+    fields = {"to": OTHER, "amount": 2_000 * CREDIT, "memo": ""}
+    assert "takes 2000" in refused(await client.post("/submit", json={"kind": "transfer", "fields": fields}), 409, 1)
+    kit.ledger.refuse_next = NotFinalError("entry 12 was not final")
+    fields["amount"] = 1
+    assert "12" in refused(await client.post("/submit", json={"kind": "transfer", "fields": fields}), 409, 4)
+    kit.ledger.refuse_next = StorageError("the disk is full")
+    assert "full" in refused(await client.post("/submit", json={"kind": "transfer", "fields": fields}), 409, 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({}, 409),
+        ({"root": 5}, 409),
+        ({"root": None}, 409),
+        ({"root": "../../key.json"}, 409),
+        ({"root": "AB" * 32}, 409),
+        ({"root": "ab" * 32 + "/.."}, 409),
+        ({"root": "ab" * 32, "max_bytes": "many"}, 400),
+        ({"root": "ab" * 32, "max_bytes": 0}, 400),
+        ({"root": "ab" * 32, "max_bytes": -1}, 400),
+        ({"root": "ab" * 32, "max_bytes": 1.5}, 400),
+        ({"root": "ab" * 32, "max_bytes": True}, 400),
+        ({"root": "ab" * 32, "max_bytes": None}, 400),
+        ({"root": "ab" * 32, "max_bytes": 1 << 60}, 400),
+    ],
+)
+async def test_fetch_takes_roots_and_limits_only(client: httpx.AsyncClient, body: dict[str, Any], status: int) -> None:
+    refused(await client.post("/fetch", json=body), status, 2 if status == 400 else 1)
+
+
+async def test_fetch_gives_the_path_of_a_blob_within_its_limit(client: httpx.AsyncClient, kit: Kit) -> None:
+    root = kit.blobs.put_bytes(b"content")
+    answer = await client.post("/fetch", json={"root": root})
+    assert answer.json()["path"] == str(kit.blobs.path(root))
+    assert "larger" in refused(await client.post("/fetch", json={"root": root, "max_bytes": 3}), 409, 1)
+    refused(await client.post("/fetch", json={"root": "ab" * 32}), 409, 4)
+
+
+@pytest.mark.parametrize("roots", [None, "ab" * 32, 5, {"a": 1}, ["ab" * 32] * 17, [5], [["a"]]])
+async def test_holders_takes_a_short_list_of_texts(client: httpx.AsyncClient, roots: object) -> None:
+    assert "16 blob roots" in refused(await client.post("/holders", json={"roots": roots}), 400, 2)
+
+
+async def test_holders_counts_per_root(client: httpx.AsyncClient, kit: Kit) -> None:
+    root = kit.blobs.put_bytes(b"content")
+    answer = await client.post("/holders", json={"roots": [root, "ab" * 32]})
+    assert answer.json() == {"holders": {root: 1, "ab" * 32: 0}}
+    refused(await client.post("/holders", json={"roots": ["../x"]}), 409, 1)
+
+
+async def test_an_order_is_gossiped_posted_once_and_asking_again_is_no_error(
+    client: httpx.AsyncClient, kit: Kit, node: Node
+) -> None:
+    order = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+    assert len(cast(Any, node.control).gossiped) == 1
+    (row,) = (await client.get("/orders")).json()["orders"]
+    assert (row["id"], row["state"], row["unfit"]) == (order, "announced", "posted by this account")
+    assert kit.ledger.entries == []
+    posted = await client.post(f"/orders/{order}/post")
+    assert posted.json()["entry"] == order
+    again = await client.post(f"/orders/{order}/post")
+    assert again.json() == {"entry": order, "height": 7}
+    assert len(kit.ledger.entries) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"device_class": "tpu"}, "tpu"),
+        ({"min_workers": 3}, "min_workers"),
+        ({"rounds": 10_000}, "escrow"),
+        ({"deadline_ms": 5}, "deadline"),
+    ],
+)
+async def test_an_order_that_the_ledger_would_refuse_is_never_announced(
+    client: httpx.AsyncClient, kit: Kit, node: Node, changes: dict[str, Any], word: str
+) -> None:
+    answer = await client.post("/orders", json={"fields": order_fields(kit, **changes)})
+    assert word in refused(answer, 409, 1)
+    assert cast(Any, node.control).gossiped == []
+    assert len(node.book) == 0
+
+
+async def test_only_own_orders_are_posted(client: httpx.AsyncClient) -> None:
+    assert "not published by this node" in refused(await client.post(f"/orders/{'ab' * 32}/post"), 400, 2)
+
+
+async def test_own_orders_stop_when_they_expire(
+    client: httpx.AsyncClient, kit: Kit, node: Node, autojump_clock: trio.testing.MockClock
+) -> None:
+    neighbours.save(node.data.neighbours, Neighbours(port=4001))  # nothing new to remember: no thread, no real time
+    await client.post("/orders", json={"fields": order_fields(kit)})
+    gossiped = cast(Any, node.control).gossiped
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node._tend_book)
+        await trio.sleep(3 * node_module.REPUBLISH_S)
+        assert len(gossiped) > 1
+        kit.world.time_ms += 3_600_000
+        await trio.sleep(2 * node_module.REPUBLISH_S)
+        count = len(gossiped)
+        await trio.sleep(3 * node_module.REPUBLISH_S)
+        assert len(gossiped) == count
+        nursery.cancel_scope.cancel()
+    assert node._own_orders == {}
+    assert len(node.book) == 0
+
+
+async def test_a_bug_in_one_request_is_an_answer(
+    client: httpx.AsyncClient, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken() -> dict[str, Any]:
+        raise KeyError("height")
+
+    monkeypatch.setattr(node, "status", broken)
+    assert "KeyError" in refused(await client.get("/status"), 500, 1)
+
+
+async def test_stop_answers_first(client: httpx.AsyncClient, node: Node) -> None:
+    assert (await client.post("/stop")).json() == {"stopping": True}
+    with trio.fail_after(1):
+        await node.wait_stopped()
+
+
+def test_job_posts_are_orders_only() -> None:
+    assert JobPost not in module.SUBMITTABLE.values()

@@ -1,0 +1,235 @@
+"""The bidder against the real rules: when it bids, with how many units, and what it says when it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.lowlevel
+import trio.testing
+
+from gdf_market.book.core import OrderBook
+from gdf_market.messages import Bid
+from gdf_market.node import bidding as module
+from gdf_market.node.bidding import Bidder
+from gdf_market.node.ledger_service import NotFinalError
+from gdf_market.units import CREDIT
+from tests.contracts_world import STEPS, World, key_of, make_world, post, text_hash
+from tests.node_kit import Kit, make_kit, turn
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+@pytest.fixture
+def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World) -> Kit:
+    return make_kit(tmp_path, monkeypatch, world, "w1", min_price=2 * CREDIT, units=3)
+
+
+@pytest.fixture
+def book(world: World) -> OrderBook:
+    return OrderBook(world.network)
+
+
+@pytest.fixture
+def bidder(kit: Kit, book: OrderBook) -> Bidder:
+    return Bidder(kit.context, book, device_class="cpu-fp32")
+
+
+async def act(bidder: Bidder) -> None:
+    await turn(bidder._start_due)
+    assert bidder._bidding == bidder._prefetching == set()
+
+
+def posted(kit: Kit, **changes: object) -> str:
+    return post(kit.world, **(kit.blobs_of_job() | {"units_per_round": 4} | changes))
+
+
+def announce(world: World, book: OrderBook, kit: Kit, name: str = "owner", **changes: object) -> str:
+    entry = world.job_entry(name, **(kit.blobs_of_job() | changes))
+    book.on_order(entry.raw, key_of(name).account, world.time_ms, balance_of=lambda _: 10**12, escrow_of=lambda _: 1)
+    return entry.id
+
+
+async def test_it_bids_its_true_cost_once_and_probes_once(world: World, kit: Kit, bidder: Bidder) -> None:
+    job = posted(kit)
+    await act(bidder)
+    await act(bidder)
+    (entry,) = kit.ledger.entries
+    assert isinstance(entry.body, Bid)
+    assert (entry.body.price, entry.body.units, entry.body.device_class) == (2 * CREDIT, 3, "cpu-fp32")
+    assert world.bid(job, "w1").status == "open"
+    assert bidder.reasons == {}
+    assert kit.trainer.calls["probe"] == 1
+    assert "bid 2" in kit.notes["bid"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"reserve_price": CREDIT}, "pays at most 1"),
+        ({"device_class": "cuda-fp32"}, "cuda-fp32"),
+        ({"unit_bond": 1_001 * CREDIT}, "bond"),
+        ({"work_ms": 1}, "beside other work"),
+        ({"program": text_hash("nowhere")}, "no peer has"),
+    ],
+)
+async def test_it_says_why_it_does_not_bid(kit: Kit, bidder: Bidder, changes: dict[str, Any], word: str) -> None:
+    job = posted(kit, **changes)
+    await act(bidder)
+    assert kit.ledger.entries == []
+    assert word in bidder.reasons[job]
+
+
+async def test_it_does_not_take_its_own_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World, book: OrderBook
+) -> None:
+    kit = make_kit(tmp_path, monkeypatch, world, "owner")
+    job = posted(kit)
+    bidder = Bidder(kit.context, book, device_class="cpu-fp32")
+    await act(bidder)
+    assert bidder.reasons == {job: "posted by this account"}
+
+
+async def test_it_bids_for_as_many_units_as_it_can_lock_bonds_for(kit: Kit, bidder: Bidder) -> None:
+    posted(kit, unit_bond=400 * CREDIT)
+    await act(bidder)
+    assert [entry.body.units for entry in kit.ledger.entries] == [2]
+
+
+@pytest.mark.parametrize(("work_s", "units"), [(13, 1), (26, 2), (60, 3)])
+async def test_it_bids_for_as_many_units_as_fit_in_the_work_phase(
+    kit: Kit, bidder: Bidder, work_s: int, units: int
+) -> None:
+    kit.trainer.step_s = 10 / STEPS  # 10 s a unit; 80% of the phase may be used
+    posted(kit, work_ms=1_000 * work_s)
+    await act(bidder)
+    assert [entry.body.units for entry in kit.ledger.entries] == [units]
+
+
+async def test_what_it_promised_elsewhere_is_not_promised_again(kit: Kit, bidder: Bidder) -> None:
+    kit.trainer.step_s = 10 / STEPS
+    first = posted(kit, work_ms=60_000)
+    await act(bidder)
+    second = posted(kit, work_ms=60_000, title="second")  # 48 s, of which 30 are taken
+    third = posted(kit, work_ms=60_000, title="third")
+    await act(bidder)
+    await act(bidder)
+    assert [(entry.body.job, entry.body.units) for entry in kit.ledger.entries] == [(first, 3), (second, 1)]
+    assert "beside other work" in bidder.reasons[third]
+
+
+async def test_another_recipe_is_probed_again(kit: Kit, bidder: Bidder) -> None:
+    import msgspec
+
+    posted(kit)
+    recipe = kit.world.job_fields()["recipe"]
+    posted(kit, recipe=msgspec.structs.replace(recipe, batch=64))  # type: ignore[type-var]
+    await act(bidder)
+    assert kit.trainer.calls["probe"] == 2
+
+
+async def test_a_failed_bid_is_repeated_after_a_pause(world: World, kit: Kit, bidder: Bidder) -> None:
+    job = posted(kit)
+    kit.ledger.refuse_next = NotFinalError("late")
+    await act(bidder)
+    assert bidder.reasons == {job: "late"}
+    await act(bidder)
+    assert kit.ledger.entries == []
+    world.time_ms += module.RETRY_MS
+    await act(bidder)
+    assert kit.ledger.kinds == ["Bid"]
+    assert bidder.reasons == {}
+
+
+async def test_a_program_that_hangs_holds_the_runner_up_less_and_less_often(
+    world: World, kit: Kit, bidder: Bidder, autojump_clock: trio.testing.MockClock
+) -> None:
+    job = posted(kit, bid_ms=1_000_000_000)
+    kit.trainer.hangs = True
+    began = trio.current_time()
+    await act(bidder)
+    assert trio.current_time() - began == pytest.approx(module.PROBE_S)
+    assert "not done within 120 s" in bidder.reasons[job]
+    pauses = []
+    for _ in range(8):
+        pauses.append(bidder._retry[job] - world.time_ms)
+        world.time_ms = bidder._retry[job]
+        await act(bidder)
+    assert pauses[:3] == [60_000, 120_000, 240_000]
+    assert pauses[-1] == module.MAX_RETRY_MS
+
+
+async def test_orders_are_prefetched_a_few_at_a_time_and_do_not_hold_jobs_up(
+    world: World, kit: Kit, book: OrderBook, bidder: Bidder
+) -> None:
+    slow = kit.blobs.put_bytes(b"slow")
+    kit.bulk.hangs.add(slow)
+    for number in range(module.MAX_PREFETCHING + 2):
+        announce(world, book, kit, program=slow, title=f"order {number}")
+    job = posted(kit)
+    async with trio.open_nursery() as nursery:
+        bidder._start_due(nursery)
+        with trio.fail_after(5):
+            while kit.ledger.kinds != ["Bid"]:
+                await trio.lowlevel.checkpoint()
+        assert len(bidder._prefetching) == module.MAX_PREFETCHING
+        assert kit.bulk.fetched[slow] == 1  # one download for all of them
+        nursery.cancel_scope.cancel()
+    assert world.bid(job, "w1").status == "open"
+    assert bidder._prefetching == set()
+    assert kit.context._fetching == {}
+
+
+async def test_an_order_that_fits_is_fetched_and_probed_before_it_is_a_job(
+    world: World, kit: Kit, book: OrderBook, bidder: Bidder
+) -> None:
+    order = announce(world, book, kit)
+    dear = announce(world, book, kit, "other", reserve_price=CREDIT)
+    await act(bidder)
+    assert kit.trainer.calls["probe"] == 1
+    assert kit.ledger.entries == []
+    assert list(bidder.reasons) == [dear]
+    assert order not in bidder.reasons
+
+
+async def test_what_is_gone_is_forgotten(world: World, kit: Kit, book: OrderBook, bidder: Bidder) -> None:
+    announce(world, book, kit, program=text_hash("nowhere"))
+    await act(bidder)
+    assert bidder.reasons
+    assert bidder._retry
+    book.expire(world.time_ms + 10**9)
+    await act(bidder)
+    assert bidder.reasons == bidder._retry == bidder._slow == {}
+
+
+async def test_it_does_not_bid_on_full_or_ended_jobs(world: World, kit: Kit, bidder: Bidder) -> None:
+    from tests.contracts_world import start
+
+    job = start(world, "w2", **kit.blobs_of_job())
+    await act(bidder)
+    assert bidder.reasons == {job: "every slot is taken"}
+
+
+async def test_the_price_of_a_live_bid_is_its_own_reason_for_nothing(world: World, kit: Kit, bidder: Bidder) -> None:
+    """An account whose whole balance is locked as bond in a job still fits that job."""
+    job = posted(kit, unit_bond=333 * CREDIT)
+    await act(bidder)
+    assert world.balance("w1") == CREDIT
+    assert bidder.unfit(job, world.job(job).spec) == ""
+    await act(bidder)
+    assert bidder.reasons == {}
+
+
+async def test_a_loop_that_is_cancelled_ends(kit: Kit, bidder: Bidder) -> None:
+    posted(kit)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(bidder.run)
+        await kit.ledger.blocked.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert kit.ledger.kinds == ["Bid"]
