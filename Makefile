@@ -27,6 +27,13 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Agreement on many simulated networks, in all cores: make sim SEEDS=20000 FROM=0
+.PHONY: sim
+SEEDS ?= 20000
+FROM ?= 0
+sim: $(VENV)/.dev
+	$(BIN)/python -m tests.sim.long --seeds $(SEEDS) --from $(FROM)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.verdicts
 	$(BIN)/python -m benchmarks.network_cost

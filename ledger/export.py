@@ -3,7 +3,8 @@
 The file is JSON lines, each canonical: the genesis; then for every height the block (header, proposer's signature,
 entries as signed) with the finalize certificate that covers it, if it is the block's own; then the count, the head's
 hash and the SHA-256 of all bytes before that last line.  ``verify`` replays everything from the genesis: signatures,
-VRF proofs and beacons, certificates, the contract rules, state roots, and that every block conserves credits.
+VRF proofs and beacons, certificates, the contract rules, state roots, and that every block conserves credits; what was
+verified can be handed on (``ledger/importing.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Protocol
 
 import immutables
 import msgspec
@@ -21,11 +22,19 @@ import msgspec
 from contracts.records import Genesis
 from contracts.state import Changes, State
 from gdf_market.codec import Hash, Record, UInt, decode, encode
-from gdf_market.errors import MalformedError, PeerError, StorageError, UserError, VerificationFailedError, ensure
+from gdf_market.errors import (
+    MalformedError,
+    OversizedError,
+    PeerError,
+    StorageError,
+    UserError,
+    VerificationFailedError,
+    ensure,
+)
 from gdf_market.messages import Entry, open_entry
 from ledger import chain, limits
 from ledger.block import FINAL, Block, open_block, verify_certificate
-from ledger.effects import Executed, Tip
+from ledger.effects import Executed, SaveBlocks, Tip
 from ledger.rules import MARKET, Rules
 from ledger.store import LedgerStore
 from ledger.wire import SyncBlock
@@ -106,17 +115,60 @@ def _write(file: BinaryIO, store: LedgerStore, genesis: Genesis) -> int:
     return count
 
 
+# ---- reading
+
+
+def lines_of(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """Yield (line without its end, whether it is the last); MalformedError for one that is cut off or too long."""
+    line = file.readline(MAX_LINE_BYTES)
+    while line:
+        ensure(line.endswith(b"\n"), MalformedError("the line does not end; the file is cut off or altered"))
+        following = file.readline(MAX_LINE_BYTES)
+        yield line[:-1], not following
+        line = following
+
+
+def genesis_of(file: BinaryIO, rules: Rules = MARKET) -> Genesis:
+    """Return the genesis in the first line of an export (nothing after it is read as a ledger).
+
+    Raises MalformedError or OversizedError.
+    """
+    data, _ = next(lines_of(file), (b"", True))
+    return open_first(data, rules).genesis
+
+
+def open_first(data: bytes, rules: Rules) -> First:
+    """Decode a first line; raises MalformedError unless its genesis founds the network that it names."""
+    first = decode(data, First, max_bytes=MAX_LINE_BYTES)
+    network = rules.network_id(first.genesis)
+    ensure(first.network == network, MalformedError(f"the genesis founds {network}, not {first.network}"))
+    return first
+
+
+def open_item(data: bytes) -> SyncBlock:
+    """Decode the line of a block; raises MalformedError or OversizedError."""
+    return decode(data, SyncBlock, max_bytes=MAX_LINE_BYTES)
+
+
 # ---- verifying
 
 
-def verify(source: Path, *, rules: Rules = MARKET) -> Report:
+class Follower(Protocol):
+    """Takes what a replay has verified, in order; a file may still turn out to be bad after that."""
+
+    def started(self, genesis: Genesis) -> None: ...
+
+    def finalized(self, blocks: SaveBlocks) -> None: ...
+
+
+def verify(source: Path, *, rules: Rules = MARKET, follower: Follower | None = None) -> Report:
     """Replay an exported ledger; return what it holds.
 
     Raises VerificationFailedError naming the height at which the file stops being a valid ledger (0: the genesis).
     """
     try:
         with source.open("rb") as file:
-            return _Replay(rules).run(file)
+            return _Replay(rules, follower).run(file)
     except OSError as error:
         raise VerificationFailedError(f"cannot read {source}: {error}") from error
 
@@ -124,8 +176,9 @@ def verify(source: Path, *, rules: Rules = MARKET) -> Report:
 class _Replay:
     """One pass over a file; at any time only the state and the uncertified blocks are in memory."""
 
-    def __init__(self, rules: Rules) -> None:
+    def __init__(self, rules: Rules, follower: Follower | None) -> None:
         self._rules = rules
+        self._follower = follower
         self._total = hashlib.sha256()
         self._height = 0
         self._entries = 0
@@ -138,28 +191,24 @@ class _Replay:
             raise VerificationFailedError(f"height {self._height}: {error}") from error
 
     def _lines(self, file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
-        """Yield (line without its end, whether it is the last)."""
-        line = file.readline(MAX_LINE_BYTES)
-        while line:
-            ensure(line.endswith(b"\n"), MalformedError("the line does not end; the file is cut off or altered"))
-            following = file.readline(MAX_LINE_BYTES)
-            yield line[:-1], not following
-            self._total.update(line)
-            line = following
+        for line, is_last in lines_of(file):
+            yield line, is_last
+            self._total.update(line + b"\n")
 
     def _run(self, file: BinaryIO) -> Report:
         lines = self._lines(file)
         data, is_last = next(lines, (b"", True))
-        first = decode(data, First, max_bytes=MAX_LINE_BYTES)
-        network = self._rules.network_id(first.genesis)
-        ensure(first.network == network, MalformedError(f"the genesis founds {network}, not {first.network}"))
+        first = open_first(data, self._rules)
+        network = first.network
         tip = chain.genesis_tip(first.genesis, self._rules)
         _check_supply(tip.state)
+        if self._follower is not None:
+            self._follower.started(first.genesis)
         for data, is_last in lines:
             self._height = tip.height + 1
             if is_last:
                 return self._finish(decode(data, Last), tip, network)
-            tip = self._block(decode(data, SyncBlock, max_bytes=MAX_LINE_BYTES), tip, first.genesis, network)
+            tip = self._block(open_item(data), tip, first.genesis, network)
         raise MalformedError("the file has no last line; it is cut off")
 
     def _block(self, item: SyncBlock, parent: Tip, genesis: Genesis, network: str) -> Tip:
@@ -173,12 +222,18 @@ class _Replay:
         _check_conservation(executed.transition.changes)
         self._entries += len(executed.entries)
         self._pending.append(executed)
+        ensure(
+            len(self._pending) <= limits.SYNC_BUFFER_BLOCKS,
+            OversizedError(f"{len(self._pending)} blocks without a finalize certificate"),
+        )
         if item.certificate is not None:
             named = (item.certificate.kind, item.certificate.slot, item.certificate.hash)
             ensure(
                 named == (FINAL, block.header.slot, block.hash), MalformedError("the certificate is of another block")
             )
             verify_certificate(item.certificate, network, genesis.validators, limits.EPOCH)
+            if self._follower is not None:
+                self._follower.finalized(SaveBlocks(tuple(self._pending), item.certificate))
             self._pending.clear()
         return executed.tip
 

@@ -1,25 +1,36 @@
-"""``gdf-market ledger``: show, export and verify the replica."""
+"""``gdf-market ledger``: show, export, verify and import the replica; prove an entry; compare two ledgers."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import re
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import rich_click as click
 
-from contracts.state import State
-from gdf_market.codec import encode
+from contracts.records import Genesis
+from contracts.state import State, network_id
+from gdf_market.codec import decode
 from gdf_market.commands.common import App, pass_app, short, table
 from gdf_market.commands.reading import open_ledger
-from gdf_market.errors import UsageError
+from gdf_market.errors import PeerError, UsageError, VerificationFailedError
+from gdf_market.node.datadir import MAX_GENESIS_BYTES, DataDir
 from gdf_market.units import format_credits
 from ledger.tables import BlockRow
+
+if TYPE_CHECKING:
+    from ledger.export import Report
+    from ledger.proof import Verdict
+
+GENESIS = "Network to trust: its id, an invite, or a genesis.json (default: this folder's)."
 
 
 @click.group()
 def ledger() -> None:
-    """Show, export and verify the ledger."""
+    """Show, export, verify and import the ledger; prove an entry; compare two ledgers."""
 
 
 @ledger.command()
@@ -112,10 +123,15 @@ def verify(app: App, source: Path) -> None:
         raise UsageError(f"{source} is not a file; write one with `gdf-market ledger export {source}`")
     with app.progress(f"replaying {source}"):
         report = replay(source)
-    value = {name: _plain(item) for name, item in dataclasses.asdict(report).items()}
+    _emit_report(app, report, f"{source} holds")
+
+
+def _emit_report(app: App, report: Report, title: str) -> None:
+    fields = (field.name for field in dataclasses.fields(report))
+    value = {name: getattr(report, name) for name in fields if name != "state"}
 
     def text() -> object:
-        shown = table(f"{source} holds", "figure", "value")
+        shown = table(title, "figure", "value")
         for name, item in value.items():
             shown.add_row(name.replace("_", " "), str(item))
         return shown
@@ -123,5 +139,187 @@ def verify(app: App, source: Path) -> None:
     app.emit(value, text)
 
 
-def _plain(item: object) -> object:
-    return item if isinstance(item, int | str | bool | type(None)) else json.loads(encode(item))
+# ---- proofs
+
+
+@ledger.command()
+@click.argument("entry", required=False)
+@click.option("--head", "heads", type=int, nargs=2, metavar="H1 H2", help="Prove that block H1 is an ancestor of H2.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File to write (default: stdout).")
+@pass_app
+def prove(app: App, entry: str | None, heads: tuple[int, int] | None, output: Path | None) -> None:
+    """Prove to anyone, with no ledger of their own, that ENTRY (an id) is final, or that one block precedes another.
+
+    Examples:
+
+    gdf-market ledger prove 4b0f… -o paid.proof
+
+    gdf-market ledger prove --head 100 250 -o heads.proof
+    """
+    from ledger.prove import prove_entry, prove_heads
+
+    if (entry is None) == (heads is None):
+        raise UsageError("give the id of an entry, or --head with two heights")
+    with open_ledger(app) as store:
+        data = prove_entry(store, entry) if entry is not None else prove_heads(store, *(heads or (0, 0)))
+    if output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        output.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"cannot write {output}: {error.strerror}; choose another file with -o") from None
+    network = network_id(app.data.genesis())
+    app.emit(
+        {"file": str(output), "bytes": len(data), "network": network},
+        lambda: f"{len(data)} bytes written to {output}\ncheck   gdf-market ledger check {output} --genesis {network}",
+    )
+
+
+@ledger.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--genesis", metavar="G", help=GENESIS)
+@pass_app
+def check(app: App, file: Path, genesis: str | None) -> None:
+    """Check a proof with no ledger and no node: only FILE and the network that you trust.
+
+    Prints every step; exits with 5 at the first that fails.
+
+    Example: gdf-market ledger check paid.proof --genesis gdf1-…
+    """
+    from ledger.proof import MAX_PROOF_BYTES
+    from ledger.proof import check as check_proof
+
+    network = _trusted_network(genesis) or network_id(app.data.genesis())
+    try:
+        with file.open("rb") as opened:
+            data = opened.read(MAX_PROOF_BYTES + 2)
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror}; make a proof with `gdf-market ledger prove`") from None
+    verdict = check_proof(data, network)
+    app.emit(_verdict_value(verdict, network), lambda: _verdict_text(verdict))
+    if not verdict.holds:
+        failed = verdict.steps[-1]
+        raise VerificationFailedError(f"{file} proves nothing: {failed.name}: {failed.detail}")
+
+
+def _verdict_value(verdict: Verdict, network: str) -> dict[str, Any]:
+    value: dict[str, Any] = {
+        "holds": verdict.holds,
+        "network": network,
+        "steps": [dataclasses.asdict(step) for step in verdict.steps],
+    }
+    if verdict.first is not None and verdict.last is not None:
+        value |= {"height": verdict.first.height, "time_ms": verdict.first.time_ms}
+        value |= {"certified_height": verdict.last.height}
+    if verdict.entry is not None:
+        value["entry"] = {"id": verdict.entry.id, "envelope": json.loads(verdict.entry.raw)}
+    return value
+
+
+def _verdict_text(verdict: Verdict) -> str:
+    return "\n".join(f"{'ok' if step.ok else 'FAILED':7} {step.name:12} {step.detail}" for step in verdict.steps)
+
+
+def _trusted_network(text: str | None) -> str | None:
+    """Return the network id that a person gave as an id, an invite or a file.  Raises UsageError."""
+    if text is None:
+        return None
+    if re.fullmatch(r"[0-9a-fA-F]{64}", text):
+        return text.lower()
+    if text.startswith("gdf1-"):
+        from gdf_market.node.invite import parse_invite
+
+        return parse_invite(text).network
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return network_id(DataDir(path).genesis())
+    try:
+        with path.open("rb") as file:
+            return network_id(decode(file.read(MAX_GENESIS_BYTES + 1), Genesis, max_bytes=MAX_GENESIS_BYTES))
+    except OSError as error:
+        raise UsageError(
+            f"--genesis {text[:80]} is neither a network id (64 hex digits) nor an invite (gdf1-…), "
+            f"and no file can be read there: {error.strerror}"
+        ) from None
+    except PeerError as error:
+        raise UsageError(f"{path} is no genesis ({error}); copy genesis.json from a member of the network") from None
+
+
+# ---- import and diff
+
+
+@ledger.command(name="import")
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("--genesis", metavar="G", help=GENESIS)
+@pass_app
+def import_(app: App, source: Path, genesis: str | None) -> None:
+    """Fill this folder's ledger from an export, verified on the way; a node then goes on from its head.
+
+    An empty folder joins the network of SOURCE: give --genesis, or compare the network id that is printed.
+
+    Example: gdf-market --data-dir new ledger import chain.gdfl --genesis gdf1-…
+    """
+    from ledger import importing
+
+    if not source.is_file():
+        raise UsageError(f"{source} is not a file; write one with `gdf-market ledger export {source}`")
+    founded = importing.read_genesis(source)
+    network = network_id(founded)
+    known = _known_network(app, genesis)
+    if known not in (None, network):
+        raise UsageError(f"{source} is a ledger of network {network}, not of {known}; nothing was written")
+    with app.data.lock():
+        importing.check_empty(app.data.ledger)
+        with app.progress(f"replaying {source}") as say:
+            report = importing.build(
+                source, app.data.ledger, network, progress=lambda height: say(f"replaying {source}: block {height}")
+            )
+        app.data.save_genesis(founded)
+        importing.publish(app.data.ledger)
+    if known is None:
+        app.say(f"This folder now belongs to network {network}; compare that with what its members say.")
+    _emit_report(app, report, f"{app.data.ledger} holds")
+
+
+def _known_network(app: App, genesis: str | None) -> str | None:
+    """Return the network that the folder or the person names, if any.  Raises UsageError when they disagree."""
+    given = _trusted_network(genesis)
+    own = network_id(app.data.genesis()) if app.data.genesis_file.exists() else None
+    if given is not None and own not in (None, given):
+        raise UsageError(f"{app.data.root} belongs to network {own}, not to {given}; use another --data-dir")
+    return given or own
+
+
+@ledger.command()
+@click.argument("a", type=click.Path(path_type=Path))
+@click.argument("b", type=click.Path(path_type=Path))
+@pass_app
+def diff(app: App, a: Path, b: Path) -> None:
+    """Say where ledgers A and B part: data folders, ledger.sqlite files or exports.
+
+    Exits with 0 if they are equal or one continues the other, with 5 if they differ.
+
+    Example: gdf-market ledger diff demo-run/alice demo-run/bob
+    """
+    from ledger.compare import DIFFERENT, EQUAL, compare
+
+    with app.progress(f"comparing {a} and {b}"):
+        found = compare(a, b)
+
+    def text() -> str:
+        if found.relation == DIFFERENT:
+            return "\n".join([f"height {found.height} differs", *(f"  {reason}" for reason in found.reasons)])
+        if found.relation == EQUAL:
+            return f"equal: {found.height} blocks"
+        names = (str(b), str(a)) if found.longer == "a" else (str(a), str(b))
+        return f"{names[0]} is a prefix of {names[1]}: {found.height} common blocks, then {found.beyond} more"
+
+    app.emit({"a": str(a), "b": str(b), **dataclasses.asdict(found)}, text)
+    if found.attested_otherwise:
+        app.say(
+            f"{found.attested_otherwise} common blocks carry other signatures, all valid; honest nodes may differ so"
+        )
+    if found.relation == DIFFERENT:
+        raise VerificationFailedError(f"the ledgers differ at height {found.height}")

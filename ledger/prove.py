@@ -1,0 +1,109 @@
+"""Making proofs from a ledger on disk (their form and their check: ``ledger/proof.py``)."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import msgspec
+
+from gdf_market import merkle
+from gdf_market.errors import PeerError, StorageError, UsageError, ensure
+from ledger.proof import MAX_DESCENDANTS, MAX_HEADERS, AnyProof, EntryProof, HeadProof, check, to_bytes
+from ledger.store import LedgerStore, certificate_of
+from ledger.tables import BlockRow
+
+
+def prove_entry(store: LedgerStore, entry_id: str) -> bytes:
+    """Return the file that proves that an entry is final.
+
+    Raises UsageError for an entry that is not in this ledger, StorageError when the ledger is damaged.
+    """
+    row = store.entry(entry_id)
+    ensure(
+        row is not None,
+        UsageError(f"no entry {entry_id!r} in this ledger; give the full id of 64 characters (`ledger show --height`)"),
+    )
+    assert row is not None
+    block = _block(store, row.height)
+    span = block.certified_height - block.height
+    ensure(
+        span <= MAX_DESCENDANTS,
+        UsageError(
+            f"block {block.height} is certified only by block {block.certified_height}, more than {MAX_DESCENDANTS} "
+            "later; prove it with an export"
+        ),
+    )
+    with _damage(store):
+        tree = merkle.Tree()
+        for entry in store.block_entries(row.height):
+            tree.append(entry.raw)
+        proof = EntryProof(
+            genesis=store.genesis(),
+            certificate=certificate_of(block),
+            entry=msgspec.Raw(row.raw),
+            position=row.position,
+            path=tuple(item.hex() for item in tree.path(row.position)),
+            header=msgspec.Raw(block.header),
+            sig=block.signature,
+            descendants=tuple(msgspec.Raw(each.header) for each in _blocks(store, block.height + 1, span)),
+        )
+    return _checked(store, proof)
+
+
+def prove_heads(store: LedgerStore, older: int, newer: int) -> bytes:
+    """Return the file that proves that the block of height ``older`` is an ancestor of the one of ``newer``.
+
+    The proof goes on to the block that certifies the newer one, if that is another.
+    Raises UsageError for heights that are not in this ledger or too far apart, StorageError when it is damaged.
+    """
+    ensure(1 <= older <= newer, UsageError(f"{older} {newer}: give the older height first; heights begin with 1"))
+    head = store.head()
+    ensure(
+        head is not None and newer <= head.height,
+        UsageError(f"no block {newer} in this ledger; its head is block {head.height if head else 0}"),
+    )
+    last = _block(store, _block(store, newer).certified_height)
+    count = last.height - older + 1
+    ensure(
+        count <= MAX_HEADERS,
+        UsageError(f"{count} headers lie between the blocks; at most {MAX_HEADERS} fit into a proof: make several"),
+    )
+    with _damage(store):
+        proof = HeadProof(
+            genesis=store.genesis(),
+            certificate=certificate_of(last),
+            headers=tuple(msgspec.Raw(each.header) for each in _blocks(store, older, count)),
+        )
+    return _checked(store, proof)
+
+
+@contextlib.contextmanager
+def _damage(store: LedgerStore) -> Iterator[None]:
+    """Turn what is not the form of a ledger into a StorageError: it comes from our own disk."""
+    try:
+        yield
+    except PeerError as error:
+        raise StorageError(f"{store.path} is damaged ({error}); delete the file and sync again") from error
+
+
+def _block(store: LedgerStore, height: int) -> BlockRow:
+    row = store.block(height)
+    if row is None:
+        raise StorageError(f"{store.path} lacks block {height}; delete the file and sync again")
+    return row
+
+
+def _blocks(store: LedgerStore, height: int, count: int) -> list[BlockRow]:
+    return store.blocks_from(height, count) if count else []
+
+
+def _checked(store: LedgerStore, proof: AnyProof) -> bytes:
+    """Return the proof's bytes; nothing is handed out that others would refuse."""
+    data = to_bytes(proof)
+    verdict = check(data, store.rules.network_id(proof.genesis), rules=store.rules)
+    ensure(
+        verdict.holds,
+        StorageError(f"{store.path} is damaged ({verdict.steps[-1].detail}); delete the file and sync again"),
+    )
+    return data
