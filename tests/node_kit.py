@@ -42,6 +42,7 @@ class WorldLedger:
         self.entries: list[Entry] = []
         self.refuse_next: GdfError | None = None
         self.blocked = trio.Event()  # set: someone waits for a block
+        self.accepted = trio.Event()  # set: an entry was accepted
 
     @property
     def state(self) -> State:
@@ -61,6 +62,7 @@ class WorldLedger:
             raise error
         self.world.block(entry)
         self.entries.append(entry)
+        self.accepted.set()
         return self.world.height
 
     async def wait_block(self) -> None:

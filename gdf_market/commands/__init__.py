@@ -14,7 +14,7 @@ from click.exceptions import Abort, ClickException, Exit
 from rich_click import rich_click as style
 
 from gdf_market import __version__
-from gdf_market.commands.common import App
+from gdf_market.commands.common import App, printable
 from gdf_market.errors import GdfError
 
 TRACEBACK = "GDF_TRACEBACK"  # environment variable: show where an unexpected error came from
@@ -71,7 +71,6 @@ class LazyGroup(click.RichGroup):
 @click.option("--json", "as_json", is_flag=True, help="Print results as JSON on stdout.")
 @click.option("--quiet", is_flag=True, help="No messages, results only.")
 @click.option("--no-color", is_flag=True, envvar="NO_COLOR", help="No colours.")
-@click.option("--yes", is_flag=True, help="Answer yes to every question.")
 @click.option(
     "--passphrase-file",
     type=click.Path(path_type=Path),
@@ -85,7 +84,6 @@ def cli(
     as_json: bool,
     quiet: bool,
     no_color: bool,
-    yes: bool,
     passphrase_file: Path | None,
 ) -> None:
     """Train PyTorch models on strangers' machines, and be paid fairly for lending yours."""
@@ -96,7 +94,6 @@ def cli(
         data=DataDir((data_dir or default_data_dir()).expanduser().absolute()),
         json=as_json,
         quiet=quiet,
-        yes=yes,
         passphrase_file=passphrase_file,
         color=False if no_color else None,
     )
@@ -108,7 +105,7 @@ def main() -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
         sys.stderr.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     try:
-        cli.main(standalone_mode=False)
+        cli.main(prog_name="gdf-market", standalone_mode=False)
         sys.stdout.flush()
     except (Abort, KeyboardInterrupt):
         sys.stderr.write("interrupted\n")
@@ -122,7 +119,7 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except GdfError as error:
-        sys.stderr.write(f"Error: {error}\n")
+        sys.stderr.write(f"Error: {printable(str(error))}\n")
         sys.exit(error.exit_code)
     except Exception as error:
         if os.environ.get(TRACEBACK):

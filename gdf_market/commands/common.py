@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.style import StyleType
 from rich.table import Table
 
 from gdf_market.node.datadir import DataDir
@@ -25,7 +26,6 @@ class App:
     data: DataDir
     json: bool = False
     quiet: bool = False
-    yes: bool = False
     passphrase_file: Path | None = None
     color: bool | None = None
     out: Console = field(init=False)
@@ -33,8 +33,9 @@ class App:
 
     def __post_init__(self) -> None:
         plain = True if self.color is False else None
-        self.out = Console(no_color=plain, highlight=False, soft_wrap=True)
-        self.err = Console(stderr=True, no_color=plain, highlight=False, soft_wrap=True)
+        # no markup, no emoji: much of what is shown was written by others
+        self.out = Console(no_color=plain, highlight=False, soft_wrap=True, markup=False, emoji=False)
+        self.err = Console(stderr=True, no_color=plain, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
     def settings(self, **flags: Any) -> Settings:
         return load_settings(self.data.config, **flags)
@@ -42,7 +43,7 @@ class App:
     def say(self, message: str) -> None:
         """Print a message for people (stderr; nothing with --quiet or --json)."""
         if not (self.quiet or self.json):
-            self.err.print(message, markup=False)
+            self.err.print(printable(message))
 
     def emit(self, value: dict[str, Any], text: Callable[[], object] | None = None) -> None:
         """Print the result: JSON with --json, else what ``text`` returns (a string or a rich table)."""
@@ -51,10 +52,7 @@ class App:
             sys.stdout.flush()
         elif text is not None:
             shown = text()
-            if isinstance(shown, str):
-                self.out.print(shown, markup=False)
-            else:
-                self.out.print(shown)
+            self.out.print(printable(shown) if isinstance(shown, str) else shown)
 
     @contextmanager
     def progress(self, text: str) -> Iterator[Callable[[str], None]]:
@@ -89,9 +87,23 @@ def pass_app(command: Callable[..., object]) -> Callable[..., object]:
     return option(click.make_pass_decorator(App)(command))
 
 
+def printable(text: str) -> str:
+    """Return ``text`` without what could steer the terminal: others choose titles, reasons and memos."""
+    return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
+class PlainTable(Table):
+    """A table whose cells show text as it is."""
+
+    def add_row(self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False) -> None:
+        """Add a row of texts (or of renderables)."""
+        shown = [printable(cell) if isinstance(cell, str) else cell for cell in cells]
+        super().add_row(*shown, style=style, end_section=end_section)
+
+
 def table(title: str, *columns: str) -> Table:
     """Return an empty table in the house style."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    made = PlainTable(title=printable(title), title_justify="left", box=None, pad_edge=False, header_style="bold")
     for column in columns:
         made.add_column(column, overflow="fold")
     return made

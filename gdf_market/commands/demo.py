@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import rich_click as click
+from rich.text import Text
 
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.errors import VerificationFailedError
@@ -123,7 +124,7 @@ def _checklist(report: dict[str, Any]) -> object:
     for name, value in facts:
         shown.add_row("", name, value)
     for name, held in report["checks"].items():
-        shown.add_row("[green]ok[/]" if held else "[red]NO[/]", name, "")
+        shown.add_row(Text("ok", "green") if held else Text("NO", "red"), name, "")
     return shown
 
 

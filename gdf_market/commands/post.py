@@ -11,6 +11,7 @@ import msgspec
 import rich_click as click
 
 from contracts.jobs import escrow_of
+from contracts.parameters import DEVICE_CLASSES
 from contracts.records import Job
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
@@ -254,6 +255,8 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
         spec = decode(encode(fields | placeholder), JobPost)
     except PeerError as error:
         raise UsageError(f"these terms make no valid order: {error}") from None
+    if spec.device_class not in DEVICE_CLASSES:
+        raise UsageError(f"--device-class {spec.device_class} is none of {', '.join(DEVICE_CLASSES)}")
     if spec.min_workers > spec.units_per_round:
         raise UsageError(f"--min-workers {spec.min_workers} exceeds --units {spec.units_per_round}; lower it")
     escrow, audits = escrow_of(spec)

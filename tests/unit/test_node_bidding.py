@@ -47,8 +47,8 @@ async def act(bidder: Bidder) -> None:
 
 async def until_bid(kit: Kit) -> None:
     with trio.fail_after(20):
-        while kit.ledger.kinds != ["Bid"]:
-            await trio.sleep(0)
+        await kit.ledger.accepted.wait()
+    assert kit.ledger.kinds == ["Bid"]
 
 
 def posted(kit: Kit, **changes: object) -> str:
