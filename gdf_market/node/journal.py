@@ -85,17 +85,10 @@ class Journal:
             raise StorageError(f"cannot read {path}: {error.strerror}; check the disk and the file's owner") from None
         return note if note.job == job else None
 
-    def forget(self, job: str) -> None:
-        """Delete the notes of a job that ended."""
-        self._delete(list(self._folder.glob(f"*-{job[:32]}-*.json")))
-
-    def keep(self, jobs: Collection[str]) -> None:
-        """Delete the notes of all other jobs: those that ended while this node was down or was killed."""
-        kept = {job[:32] for job in jobs}
-        notes = self._folder.glob("*-*-*-*.json")
-        self._delete([path for path in notes if path.name.split("-")[1] not in kept])
-
-    def _delete(self, paths: list[Path]) -> None:
-        for path in paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
+    def forget(self, jobs: Collection[str]) -> None:
+        """Delete the notes of jobs that ended."""
+        ended = {job[:32] for job in jobs}
+        for path in list(self._folder.glob("*-*-*-*.json")):
+            if path.name.split("-")[1] in ended:
+                with contextlib.suppress(OSError):
+                    path.unlink()

@@ -18,6 +18,7 @@ import trio
 
 from contracts.block import check_entry
 from contracts.jobs import escrow_of
+from contracts.records import Job
 from contracts.state import network_id
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 REPUBLISH_S = 5.0  # an order is gossiped again this often until its job is final
 MAX_NOTES = 64
+ENDED = ("done", "cancelled", "expired")
 
 log = structlog.get_logger("gdf.node")
 
@@ -197,9 +199,14 @@ class Node:
                 self.book.mark_posted(entry.id)
                 self._own_orders.pop(entry.id, None)
         self.book.drop_unfunded(lambda account: self.context.state.account(account).balance)
-        for event in block.events:
-            if event.kind == "job" and event.reason in ("done", "cancelled", "expired"):
-                self.context.journal.forget(event.job)
+        ended = [event.job for event in block.events if event.kind == "job" and event.reason in ENDED]
+        if ended:
+            self.context.journal.forget(ended)
+
+    def _ended_jobs(self) -> list[str]:
+        """Return jobs that ended by the ledger as it is here: a node that was killed may have notes of them."""
+        records = self.context.state.records.values()
+        return [record.id for record in records if isinstance(record, Job) and record.status in ENDED]
 
     async def _tend_book(self) -> None:
         while True:
@@ -241,8 +248,7 @@ class Node:
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)
             await self._remember()
-            if self.context.ledger.replica.height:  # else the ledger is still to be fetched, and names no job yet
-                self.context.journal.keep(self.context.state.active().jobs)
+            self.context.journal.forget(self._ended_jobs())
             await nursery.start(self.context.ledger.run)
             await nursery.start(self._serve_api)
             nursery.start_soon(self.roles.run)

@@ -15,7 +15,7 @@ import trio
 
 from gdf_market.book.core import OrderBook
 from gdf_market.errors import StorageError
-from gdf_market.messages import JobPost
+from gdf_market.messages import JobCancel, JobPost
 from gdf_market.node import api as module
 from gdf_market.node import neighbours
 from gdf_market.node import node as node_module
@@ -25,7 +25,7 @@ from gdf_market.node.ledger_service import NotFinalError
 from gdf_market.node.neighbours import Neighbours
 from gdf_market.node.node import Node
 from gdf_market.units import CREDIT
-from tests.contracts_world import key_of, make_world
+from tests.contracts_world import key_of, make_world, post
 from tests.node_kit import Kit, make_kit
 
 TOKEN = "a-token"
@@ -316,6 +316,17 @@ async def test_own_orders_stop_when_they_expire(
         nursery.cancel_scope.cancel()
     assert node._own_orders == {}
     assert len(node.book) == 0
+
+
+async def test_notes_of_jobs_that_ended_while_the_node_was_down_are_found(kit: Kit, node: Node) -> None:
+    running = post(kit.world, **kit.blobs_of_job())
+    ended = post(kit.world, **kit.blobs_of_job())
+    assert node._ended_jobs() == []
+    kit.world.block(kit.world.entry("owner", JobCancel, job=ended))
+    kit.world.block()
+    assert kit.world.job(ended).status == "cancelled"
+    assert node._ended_jobs() == [ended]
+    assert kit.world.job(running).status == "bidding"
 
 
 async def test_a_bug_in_one_request_is_an_answer(

@@ -100,14 +100,13 @@ def test_ended_jobs_leave_no_notes(journal: Journal, tmp_path: Path) -> None:
     other = msgspec.structs.replace(UNIT, job=OTHER)
     for note in (UNIT, AUDIT, other):
         journal.save(note)
-    journal.forget(JOB)
-    assert journal.unit(JOB, 3, 1) is None
-    assert journal.unit(OTHER, 3, 1) == other
-    journal.save(UNIT)
     (tmp_path / "README.txt").write_text("a person's", encoding="utf-8")
-    journal.keep([JOB])
+    journal.forget([])
     assert journal.unit(JOB, 3, 1) == UNIT
-    assert journal.unit(OTHER, 3, 1) is None
+    journal.forget([JOB, "ef" * 32])
+    assert journal.unit(JOB, 3, 1) is None
+    assert journal.audit(JOB, 3, 1) is None
+    assert journal.unit(OTHER, 3, 1) == other
     assert (tmp_path / "README.txt").exists()
 
 

@@ -124,7 +124,7 @@ async def test_a_lost_note_costs_the_unit_and_nothing_else(world: World, kit: Ki
     job = job_of(kit, "w1")
     roles = Roles(kit.context)
     await act(roles)
-    kit.journal.forget(job)
+    kit.journal.forget([job])
     play_to(world, job, "reveal")
     await act(roles)
     assert kit.ledger.kinds == ["Commit"]
