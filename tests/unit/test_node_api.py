@@ -25,6 +25,7 @@ from gdf_market.node.ledger_service import NotFinalError
 from gdf_market.node.neighbours import Neighbours
 from gdf_market.node.node import Node
 from gdf_market.units import CREDIT
+from ledger import effects as core
 from tests.contracts_world import key_of, make_world, post
 from tests.node_kit import Kit, make_kit
 
@@ -318,13 +319,19 @@ async def test_own_orders_stop_when_they_expire(
     assert len(node.book) == 0
 
 
-async def test_notes_of_jobs_that_ended_while_the_node_was_down_are_found(kit: Kit, node: Node) -> None:
+async def test_notes_of_jobs_go_when_they_end_and_at_the_next_start(
+    kit: Kit, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running = post(kit.world, **kit.blobs_of_job())
     ended = post(kit.world, **kit.blobs_of_job())
     assert node._ended_jobs() == []
     kit.world.block(kit.world.entry("owner", JobCancel, job=ended))
-    kit.world.block()
+    forgotten: list[str] = []
+    monkeypatch.setattr(kit.journal, "forget", forgotten.extend)
+    last = kit.world.block()
     assert kit.world.job(ended).status == "cancelled"
+    node.on_block(core.Finalized(kit.world.height, kit.world.time_ms, tuple(last.events), ()))
+    assert forgotten == [ended]
     assert node._ended_jobs() == [ended]
     assert kit.world.job(running).status == "bidding"
 
