@@ -5,10 +5,18 @@ Every signature, VRF proof, certificate and state root is real; who certifies wh
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from contracts.records import Genesis
+from gdf_market.codec import encode
+from gdf_market.commands import main
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry
 from ledger.block import FINAL, Certificate, cast, certify, quorum_size
@@ -84,3 +92,45 @@ def make_ledger(path: Path, genesis: Genesis | None = None) -> Maker:
         entries = maker.transfers({1: 1, 2: 5, 5: 3, 7: 2, 10: 1}.get(height, 0))
         maker.block(entries, final=height not in (5, 6, 7), skipped=1 if height == 4 else 0)
     return maker
+
+
+def make_folder(root: Path) -> Maker:
+    """Return the same ledger in a data folder of its network."""
+    root.mkdir()
+    maker = make_ledger(root / "ledger.sqlite")
+    (root / "genesis.json").write_bytes(encode(maker.genesis))
+    return maker
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The JSON on stdout."""
+        value: dict[str, Any] = json.loads(self.out)
+        return value
+
+
+class Cli:
+    """Runs commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self._capsys, self._monkeypatch = capsys, monkeypatch
+
+    def __call__(self, *arguments: object) -> Answer:
+        self._monkeypatch.setattr(sys, "argv", ["gdf-market", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as error:
+            code = int(error.code or 0)
+        shown = self._capsys.readouterr()
+        assert "Traceback" not in shown.err
+        assert len([line for line in shown.err.splitlines() if line.startswith("Error: ")]) == (code != 0)
+        return Answer(code, shown.out, shown.err)
