@@ -313,6 +313,11 @@ async def open_node(
             BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
             Trainer(threads=settings.threads, device=_device(settings.device_class)) as trainer,
         ):
+
+            def gone(peer: str) -> None:
+                bulk.remove_source(peer)
+                ledger.post(core.PeerDown(peer))
+
             control = ControlHost(
                 identity,
                 network,
@@ -321,7 +326,7 @@ async def open_node(
                 on_bulk=bulk.add_source,
                 on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
                 on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
-                on_peer_down=lambda peer: ledger.post(core.PeerDown(peer)),
+                on_peer_down=gone,
                 on_order=lambda raw, peer: bool(holder) and holder[0].on_order(raw, peer),
             )
             ledger = LedgerService(
