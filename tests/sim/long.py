@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -71,9 +72,17 @@ class Totals:
         )
 
 
-def leave_interrupts_to_the_parent() -> None:
-    """Ctrl-C reaches every process of the terminal; the parent alone decides what it means."""
+def prepare_worker() -> None:
+    """Leave Ctrl-C, which reaches every process of the terminal, to the parent; and do not outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+
+
+def _end_with_the_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # the main thread may wait for a queue that nobody fills any more
 
 
 def outcomes(pool: ProcessPoolExecutor, seeds: Iterator[int], queued: int) -> Iterator[Outcome | None]:
@@ -119,9 +128,7 @@ def show_progress(line: str) -> None:
 def run(seeds: range, workers: int) -> int:
     """Run seeds in worker processes; return the exit code."""
     totals = Totals(len(seeds), time.monotonic())
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=leave_interrupts_to_the_parent
-    )
+    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker)
     stopped = False
     try:
         follow(outcomes(pool, iter(seeds), QUEUED_PER_WORKER * workers), totals, show_progress)
