@@ -27,7 +27,7 @@ ENDED = ("done", "cancelled", "expired")
 # A short market for two cores: small windows, because every phase ends early when everybody acted.
 POST = [
     "--units", "5", "--min-workers", "4", "--shards", "12", "--max-price", "5", "--bond", "20",
-    "--bid-seconds", "10", "--work-seconds", "90", "--phase-seconds", "60", "--audit-seconds", "60",
+    "--bid-seconds", "16", "--work-seconds", "90", "--phase-seconds", "60", "--audit-seconds", "60",
     "--hold-seconds", "15", "--deadline-minutes", "20",
 ]  # fmt: skip
 PRICES = {"alice": "1.0", "bob": "1.2", "carol": "1.4", "dave": "1.6", "mallory": "1.1"}

@@ -139,17 +139,21 @@ class BlobClient:
         """
         while root in self._fetching:
             await self._fetching[root].wait()
-        if await trio.to_thread.run_sync(self._store.has, root):
-            path = await trio.to_thread.run_sync(self._store.path, root)
-            size = (await trio.to_thread.run_sync(path.stat)).st_size
-            ensure(size <= max_bytes, OversizedError(f"blob {root} has {size} bytes; at most {max_bytes} are wanted"))
-            return path
-        self._fetching[root] = trio.Event()
+        done = self._fetching[root] = trio.Event()  # before the next await, so that only one gets here
         try:
+            if await trio.to_thread.run_sync(self._store.has, root):
+                return await self._held(root, max_bytes)
             async with self._slots:
                 return await self._download(root, max_bytes)
         finally:
-            self._fetching.pop(root).set()
+            del self._fetching[root]
+            done.set()
+
+    async def _held(self, root: str, max_bytes: int) -> Path:
+        path = await trio.to_thread.run_sync(self._store.path, root)
+        size = (await trio.to_thread.run_sync(path.stat)).st_size
+        ensure(size <= max_bytes, OversizedError(f"blob {root} has {size} bytes; at most {max_bytes} are wanted"))
+        return path
 
     async def _download(self, root: str, max_bytes: int) -> Path:
         partial = await trio.to_thread.run_sync(self._store.resume, root)

@@ -102,6 +102,26 @@ async def test_a_blob_comes_from_several_sources_and_absent_ones_are_told(tmp_pa
             await one.fetch(ABSENT_ROOT, 1_000)
 
 
+async def test_callers_that_want_the_same_blob_at_once_share_one_download(tmp_path: Path) -> None:
+    """Hidden twins have one update between them: both units' updates are fetched in the same moment."""
+    async with honest(tmp_path / "a") as (source, server, root), client(tmp_path / "c", a=source) as fetcher:
+        paths: list[Path] = []
+
+        async def fetch() -> None:
+            paths.append(await fetcher.fetch(root, len(DATA)))
+
+        async with trio.open_nursery() as nursery:
+            for _ in range(5):
+                nursery.start_soon(fetch)
+        async with trio.open_nursery() as nursery:  # and once more, now that it is held
+            for _ in range(5):
+                nursery.start_soon(fetch)
+        assert len(paths) == 10
+        assert len(set(paths)) == 1
+        assert paths[0].read_bytes() == DATA
+        assert server.sent_bytes < 2 * len(DATA)
+
+
 async def test_a_blob_larger_than_wanted_is_refused_before_its_first_byte(tmp_path: Path) -> None:
     async with honest(tmp_path / "a") as (a, server, root), client(tmp_path / "c", a=a) as one:
         with pytest.raises(OversizedError):
