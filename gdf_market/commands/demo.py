@@ -41,11 +41,10 @@ def demo(app: App, rounds: int, folder: Path, headless: bool) -> None:
 
     Example: gdf-market demo --headless --json
     """
-    from gdf_market.demo.market import Market, prepare_folder
+    from gdf_market.demo.market import Market, demo_folder
     from gdf_market.demo.report import build_report, compare_heads
 
     root = folder.expanduser().absolute()
-    prepare_folder(root)
     started = time.monotonic()
 
     def say(sentence: str) -> None:
@@ -53,7 +52,7 @@ def demo(app: App, rounds: int, folder: Path, headless: bool) -> None:
         sys.stderr.flush()
 
     market = Market(root, rounds, say if not app.quiet else lambda _: None)
-    with _terminate_like_interrupt():
+    with _terminate_like_interrupt(), demo_folder(root):
         try:
             market.say(f"making six identities and a test network in {root}")
             market.found()
@@ -110,7 +109,7 @@ def _checklist(report: dict[str, Any]) -> object:
         ("units", _counts(report["units"])),
         ("audits", _counts(report["audits"])),
         *(("convicted", _conviction(conviction)) for conviction in report["convictions"]),
-        ("paid", paid),
+        ("paid", f"{paid}; audits {format_credits(report['audit_fees'])}"),
         ("validation loss", f"{loss['before']:.4f} -> {loss['after']:.4f}"),
         (
             "bytes per worker per token",
@@ -118,6 +117,7 @@ def _checklist(report: dict[str, Any]) -> object:
             f"for a fp32 all-reduce ({traffic['times_fewer']} times fewer)",
         ),
         ("ledger head", f"{ledger.get('height')} {str(ledger.get('head'))[:16]}"),
+        ("explorer", report["explorer"]),
         ("time", f"{report['seconds']} s"),
         ("folder", report["folder"]),
     ]

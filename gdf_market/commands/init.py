@@ -75,6 +75,8 @@ def init(
     """
     if new_network and join:
         raise UsageError("--new-network and --join exclude each other; give one of them")
+    if join == "" or new_network == "":
+        raise UsageError("an empty name or invite joins nothing; is the node that should print its invite running?")
     genesis, bootstrap = _genesis_of_invite(join) if join else (None, [])
     app.data.create()
     key = _ensure_key(app)

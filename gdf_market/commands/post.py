@@ -326,7 +326,11 @@ def _wait_for_holders(client: NodeClient, roots: list[str], say: Any) -> int:
                 f"none of {peers} peers fetched the job's program and data within {HOLDERS_S:.0f} s, so nothing was "
                 "posted; check that a worker is running (`gdf-market status` says what it does)"
             )
-        say(f"{holders} of {peers} peers hold the program and data")
+        say(
+            f"{holders} of {peers} peers hold the program and data"
+            if peers
+            else "no peer is connected yet; waiting for one"
+        )
         time.sleep(0.5)
 
 

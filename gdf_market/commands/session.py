@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+PEERS_S = 30.0  # how long it looks for a first peer
 SYNC_S = 90.0  # how long a command waits for its own node to catch up with the network
 
 
@@ -129,7 +130,11 @@ async def _with_own_node(app: App, settings: Settings, use: Callable[[NodeClient
 
 
 async def caught_up(node: Any) -> None:
-    """Wait until the replica's head is recent, or time is up (the network may simply be quiet or away)."""
+    """Wait until the replica's head is recent, or time is up (the network may simply be quiet).
+
+    Raises UnreachableError when no peer was there for PEERS_S seconds.
+    """
+    patience = trio.current_time() + PEERS_S
     with trio.move_on_after(SYNC_S):
         while True:
             status = node.status()
@@ -137,6 +142,13 @@ async def caught_up(node: Any) -> None:
             recent = status["block_age_ms"] is not None and status["block_age_ms"] < 4 * _heartbeat_ms(node)
             if recent and (status["peers"] or alone):
                 return
+            if status["peers"] or alone:
+                patience = trio.current_time() + PEERS_S
+            elif trio.current_time() > patience:
+                raise UnreachableError(
+                    f"no peer answered within {PEERS_S:.0f} s; start a node that this folder knows, or "
+                    "join again with a fresh invite (`gdf-market node invite` on a running one)"
+                )
             await trio.sleep(0.2)
 
 

@@ -6,10 +6,12 @@ import contextlib
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import filelock
 
 import gdf_market
 from contracts.records import Job, Round, Unit
@@ -19,6 +21,7 @@ from gdf_market.units import CREDIT
 from ledger.reading import record_of, records_of
 from ledger.store import LedgerStore
 
+LOCK = ".gdf-demo.lock"
 MARKER = ".gdf-demo"  # only a folder with this file is ever wiped
 WORKER_GRANT = 200 * CREDIT
 OWNER_GRANT = 5_000 * CREDIT
@@ -45,14 +48,32 @@ def example_file() -> Path:
     raise UsageError(f"examples/char_gpt.py is in none of {', '.join(map(str, places))}; run the demo from a checkout")
 
 
-def prepare_folder(root: Path) -> None:
-    """Make ``root`` empty.  Raises UsageError rather than wiping a folder that no demonstration made."""
-    if root.exists() and any(root.iterdir()):
-        if not (root / MARKER).exists():
-            raise UsageError(f"{root} is not empty and was not made by a demo; give another --dir")
-        shutil.rmtree(root)
+@contextlib.contextmanager
+def demo_folder(root: Path) -> Iterator[None]:
+    """Hold ``root``, emptied, for one demonstration.
+
+    Raises UsageError rather than wiping a folder that no demonstration made, or in which one runs.
+    """
+    if root.is_file() or (root.exists() and any(root.iterdir()) and not (root / MARKER).exists()):
+        raise UsageError(f"{root} is not empty and was not made by a demo; give another --dir")
     root.mkdir(parents=True, exist_ok=True)
     (root / MARKER).write_text("made by gdf-market demo; wiped by the next one\n", encoding="utf-8")
+    lock = filelock.FileLock(root / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise UsageError(f"another demo runs in {root}; let it end, or give another --dir") from None
+    try:
+        for child in root.iterdir():
+            if child.is_dir():
+                shutil.rmtree(child)
+            elif child.name not in (LOCK, MARKER):
+                child.unlink()
+        yield
+    finally:
+        lock.release()
+        with contextlib.suppress(OSError):
+            (root / LOCK).unlink()
 
 
 @dataclass

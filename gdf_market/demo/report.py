@@ -68,7 +68,7 @@ def build_report(market: Market, fetched: dict[str, Any], heads: dict[str, Any],
         state = store.state()
         bids = records_of(store, Bid, f"bid/{market.job}/")
         payments = {member.name: _paid(units, member) for member in market.workers}
-        balances = {member.name: state.account(member.account).balance for member in market.workers}
+        balances = {member.name: state.account(member.account).balance for member in [*market.workers, market.owner]}
     names = {member.account: member.name for member in [*market.workers, market.owner]}
     supply = conserved(market)
     checks = {
@@ -99,7 +99,10 @@ def build_report(market: Market, fetched: dict[str, Any], heads: dict[str, Any],
         "loss": {"before": fetched["loss_before"], "after": fetched["loss_after"]},
         "traffic": traffic(job, rounds),
         "ledger": heads,
-        "supply": supply,
+        "supply_difference": supply,
+        "audit_fees": sum(audit.fee for audit in audits),
+        "refunded": job.refunded,
+        "unit_of_amounts": "micro-credits",
         "checkpoint": job.checkpoint,
         "folder": str(market.root),
     }

@@ -28,6 +28,7 @@ def load_job(path: Path) -> Job:
     from gdf_market.train.job import Job
 
     path = path.absolute()
+    ensure(not path.is_dir(), UsageError(f"{path} is a folder; give the path of a Python file that declares a job"))
     ensure(path.is_file(), UsageError(f"{path} does not exist; give the path of a Python file that declares a job"))
     ensure(path.suffix == ".py", UsageError(f"{path} is not a Python file (.py); give one that declares a job"))
     module = _run(path)
@@ -48,7 +49,7 @@ def _run(path: Path) -> ModuleType:
         try:
             specification.loader.exec_module(module)
         except SyntaxError as error:
-            place = f"{error.filename}:{error.lineno}"
+            place = f"{error.filename or path}:{error.lineno or 1}"
             raise UsageError(f"{place}: {error.msg}; correct the line and try again") from error
         # the owner's code may raise anything; SystemExit ends a script, not this program
         except (Exception, SystemExit) as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gdf_market.commands import main
+from gdf_market.demo.market import demo_folder
 from gdf_market.node.datadir import DataDir
 
 
@@ -67,9 +68,6 @@ def test_join_refuses_the_invite_of_another_network(cli, tmp_path: Path, monkeyp
 @pytest.mark.parametrize("invite", ["", "nonsense", "gdf1-!!!!", "gdf1-e30", "gdf1-" + "A" * 200_000])
 def test_a_damaged_invite_is_one_sentence(cli, invite: str, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     result = cli("init", "--join", invite)
-    if invite == "":
-        assert result.code == 0  # no invite given: a key only
-        return
     assert result.code == 2
     one_sentence(result)
     assert not (tmp_path / "node" / "genesis.json").exists()
@@ -224,6 +222,39 @@ def test_verify_names_a_file_that_is_no_export(cli, tmp_path: Path) -> None:  # 
     result = cli("ledger", "verify", str(nonsense))
     assert result.code == 5
     one_sentence(result)
+
+
+def test_a_second_demo_in_one_folder_is_refused(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path / "run"
+    with demo_folder(folder):
+        (folder / "alice.log").write_text("at work", encoding="utf-8")
+        result = cli("demo", "--dir", str(folder))
+        assert result.code == 2
+        one_sentence(result)
+        assert "another demo" in result.err
+        assert (folder / "alice.log").read_text(encoding="utf-8") == "at work"
+    with demo_folder(folder):
+        assert not (folder / "alice.log").exists()
+    assert [path.name for path in folder.iterdir()] == [".gdf-demo"]
+
+
+@pytest.mark.parametrize("option", ["--join", "--new-network"])
+def test_an_empty_value_is_no_network(cli, tmp_path: Path, option: str) -> None:  # type: ignore[no-untyped-def]
+    result = cli("init", option, "")
+    assert result.code == 2
+    one_sentence(result)
+    assert not (tmp_path / "node").exists()
+
+
+def test_a_job_file_that_is_a_folder_or_binary_is_named(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    assert cli("init", "--new-network", "home").code == 0
+    assert "is a folder" in cli("post", str(tmp_path)).err
+    binary = tmp_path / "model.py"
+    binary.write_bytes(b"\0\0\0")
+    result = cli("post", str(binary))
+    assert result.code == 2
+    one_sentence(result)
+    assert str(binary) in result.err
 
 
 def test_demo_wipes_only_its_own_folder(cli, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

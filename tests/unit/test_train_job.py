@@ -108,7 +108,7 @@ def test_files_that_declare_no_job(tmp_path: Path, code: str, line: str, message
 def test_paths_that_are_no_python_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="does not exist"):
         load_job(tmp_path / "nothing.py")
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match="is a folder"):
         load_job(tmp_path)
     other = tmp_path / "job.txt"
     other.write_text("x", encoding="utf-8")
