@@ -17,7 +17,7 @@ from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.commands.reading import open_ledger
-from gdf_market.commands.session import load_identity, run_async, with_client
+from gdf_market.commands.session import interrupted_after, load_identity, run_async, with_client
 from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableError, UsageError
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
@@ -159,7 +159,7 @@ def post(
     )
     account = load_identity(app).account
     app.data.genesis()
-    with app.progress(f"capturing {file}"):
+    with app.progress(f"capturing {file}"), interrupted_after():
         fields, estimate = prepare_order(app, file, asked, title)
     value = summary(app, fields, estimate, account)
     if dry_run:

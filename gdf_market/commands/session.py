@@ -8,7 +8,8 @@ import signal
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
+from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -154,6 +155,30 @@ async def caught_up(node: Any) -> None:
 
 def _heartbeat_ms(node: Any) -> int:
     return int(node.data.genesis().heartbeat_ms)
+
+
+@contextmanager
+def interrupted_after() -> Iterator[None]:
+    """Let a Ctrl-C take effect at the end of the block; a second one ends the process at once.
+
+    torch must not be interrupted: it swallows the exception in places, and in others its C++ side aborts.
+    """
+    came = 0
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        nonlocal came
+        came += 1
+        if came > 1:
+            os._exit(130)
+        sys.stderr.write("ending as soon as this step is over; Ctrl-C again ends at once\n")
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    if came:
+        raise KeyboardInterrupt
 
 
 def run_async(main: Callable[[], Awaitable[T]]) -> T:

@@ -17,7 +17,7 @@ import trio
 import gdf_market.commands as commands
 from gdf_market.commands import session
 from gdf_market.commands.common import App, printable
-from gdf_market.commands.session import configure_logging, first_cause, passphrase, run_async
+from gdf_market.commands.session import configure_logging, first_cause, interrupted_after, passphrase, run_async
 from gdf_market.errors import (
     GdfError,
     InsufficientCreditsError,
@@ -266,3 +266,16 @@ def test_light_commands_do_not_wait_for_torch_or_the_network(tmp_path: Path) -> 
     command = [sys.executable, "-c", LIGHT, str(tmp_path)]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     assert ran.stdout.endswith("light\n"), ran.stderr
+
+
+def test_an_interrupt_takes_effect_at_the_end_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    previous = signal.getsignal(signal.SIGINT)
+    done = []
+    with pytest.raises(KeyboardInterrupt), interrupted_after():
+        signal.raise_signal(signal.SIGINT)
+        done.append("the rest of the step")
+    assert done == ["the rest of the step"]
+    assert signal.getsignal(signal.SIGINT) is previous
+    assert "as soon as" in capsys.readouterr().err
+    with interrupted_after():
+        pass
