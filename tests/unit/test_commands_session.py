@@ -271,9 +271,14 @@ def test_light_commands_do_not_wait_for_torch_or_the_network(tmp_path: Path) -> 
 def test_an_interrupt_takes_effect_at_the_end_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
     previous = signal.getsignal(signal.SIGINT)
     done = []
-    with pytest.raises(KeyboardInterrupt), interrupted_after():
-        signal.raise_signal(signal.SIGINT)
-        done.append("the rest of the step")
+
+    def step() -> None:
+        with interrupted_after():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the rest of the step")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
     assert done == ["the rest of the step"]
     assert signal.getsignal(signal.SIGINT) is previous
     assert "as soon as" in capsys.readouterr().err
