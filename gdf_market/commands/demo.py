@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import rich_click as click
@@ -84,11 +83,11 @@ def demo(app: App, rounds: int, folder: Path, headless: bool) -> None:
 def _terminate_like_interrupt() -> Iterator[None]:
     """Make SIGTERM (and Ctrl-Break) end the demo as Ctrl-C does, so that its processes are stopped too."""
 
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+    from gdf_market.demo.processes import Interrupts
 
-    numbers = [getattr(signal, name) for name in ("SIGTERM", "SIGBREAK") if hasattr(signal, name)]
-    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    Interrupts.came = False
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)]
+    previous = {number: signal.signal(number, Interrupts.note) for number in numbers}
     try:
         yield
     finally:

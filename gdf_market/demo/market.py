@@ -15,7 +15,7 @@ import filelock
 
 import gdf_market
 from contracts.records import Job, Round, Unit
-from gdf_market.demo.processes import Call, DemoError, Member, stop_all, wait_until
+from gdf_market.demo.processes import Call, DemoError, Interrupts, Member, stop_all, wait_until
 from gdf_market.errors import UsageError
 from gdf_market.units import CREDIT
 from ledger.reading import record_of, records_of
@@ -187,7 +187,7 @@ class Market:
                         raise DemoError(f"{member.name} ended before the job did; see {member.log}")
                 if time.monotonic() > end:
                     raise DemoError(f"the job did not end within {timeout_s:.0f} s ({line}); see {self.root}")
-                time.sleep(0.5)
+                Interrupts.pause(0.5)
 
     def _progress(self, store: LedgerStore, job: Job | None) -> str:
         if job is None:

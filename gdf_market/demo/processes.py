@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from gdf_market.errors import GdfError, LocalError
@@ -20,6 +21,29 @@ from gdf_market.node.datadir import DataDir
 STOP_S = 15.0
 COMMAND_S = 240.0
 NEW_GROUP: int = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows: Ctrl-Break goes to one group only
+
+
+class Interrupts:
+    """Remembers that the demonstration was told to end.
+
+    Python loses a KeyboardInterrupt that strikes inside a destructor or a weak reference's callback; whatever waits
+    therefore asks here as well.
+    """
+
+    came = False
+
+    @classmethod
+    def note(cls, _number: int, _frame: FrameType | None) -> None:
+        """Signal handler."""
+        cls.came = True
+        raise KeyboardInterrupt
+
+    @classmethod
+    def pause(cls, seconds: float) -> None:
+        """Sleep; KeyboardInterrupt if a signal came, even earlier."""
+        if cls.came:
+            raise KeyboardInterrupt
+        time.sleep(seconds)
 
 
 class DemoError(LocalError):
@@ -113,7 +137,7 @@ class Call:
     def answer(self) -> dict[str, Any]:
         """Wait for the end and return the JSON on stdout.  Raises DemoError."""
         try:
-            out, _ = self._process.communicate(timeout=COMMAND_S)
+            out = self._wait()
         except BaseException:  # it may run a node of its own, which has something to clean up
             _ask_to_stop(self._process)
             _join(self._process, STOP_S)
@@ -129,6 +153,19 @@ class Call:
             raise DemoError(f"{self._name}: `gdf-market {shown}` printed no JSON; see {self._log}") from None
         assert isinstance(value, dict)
         return value
+
+    def _wait(self) -> bytes:
+        end = time.monotonic() + COMMAND_S
+        while True:
+            Interrupts.pause(0)
+            try:
+                return self._process.communicate(timeout=0.5)[0]
+            except subprocess.TimeoutExpired:
+                if time.monotonic() > end:
+                    shown = " ".join(self._command[5:])
+                    raise DemoError(
+                        f"{self._name}: `gdf-market {shown}` did not end in {COMMAND_S:.0f} s; see {self._log}"
+                    ) from None
 
 
 def stop_all(members: Sequence[Member]) -> None:
@@ -154,7 +191,7 @@ def wait_until(what: str, condition: Callable[[], bool], *, timeout_s: float, me
                 raise DemoError(f"{member.name} ended while waiting until {what}; see {member.log}")
         if time.monotonic() > end:
             raise DemoError(f"waited {timeout_s:.0f} s until {what}; see the logs beside the data folders")
-        time.sleep(0.25)
+        Interrupts.pause(0.25)
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes]) -> None:

@@ -20,7 +20,7 @@ from contracts.records import Job, Round, Unit
 from contracts.views import Action, pending_actions
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import encode
-from gdf_market.errors import GdfError, LocalError, RuleError, ensure
+from gdf_market.errors import GdfError, LocalError, RuleError, UnreachableError, ensure
 from gdf_market.messages import (
     AuditCommit,
     AuditOpen,
@@ -44,6 +44,8 @@ from gdf_market.units import SECOND_MS
 from verifier.sketch import openings, sketch_tree
 from verifier.sortition import audit_ticket, draw_shard
 
+HOLD_TRIES = 8
+HOLD_AGAIN_S = 1.0  # pause before an update that nobody served is asked for again
 RETRY_MS = 3_000  # pause before an action that failed is tried again
 MAX_TASKS = 256
 MAX_LOSERS = 65_536  # lost lotteries that are remembered
@@ -212,11 +214,19 @@ class Roles:
         await self._context.submit(Receipt, job=action.job, round=action.round, holds=tuple(sorted(held)))
 
     async def _hold(self, unit: Unit, held: list[int]) -> None:
-        try:
-            await self._update_path(self._job(unit.job), unit)
-            held.append(unit.slot)
-        except GdfError as error:
-            log.info("update not held", slot=unit.slot, error=str(error))
+        """Try a few times: a busy holder must not cost an honest worker its unit, nor a silent one hold up the round."""
+        for _ in range(HOLD_TRIES):
+            try:
+                await self._update_path(self._job(unit.job), unit)
+            except UnreachableError as error:
+                log.info("update not held yet", slot=unit.slot, error=str(error))
+                await trio.sleep(HOLD_AGAIN_S)
+            except GdfError as error:
+                log.info("update not held", slot=unit.slot, error=str(error))
+                return
+            else:
+                held.append(unit.slot)
+                return
 
     async def _result(self, action: Action) -> None:
         context = self._context
