@@ -214,7 +214,7 @@ class Roles:
         await self._context.submit(Receipt, job=action.job, round=action.round, holds=tuple(sorted(held)))
 
     async def _hold(self, unit: Unit, held: list[int]) -> None:
-        """Try a few times: a busy holder must not cost an honest worker its unit, nor a silent one hold up the round."""
+        """Try a few times: a busy holder must not cost an honest worker its unit, nor a silent one stop the round."""
         for _ in range(HOLD_TRIES):
             try:
                 await self._update_path(self._job(unit.job), unit)
