@@ -3,7 +3,7 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>`` and the singletons ``network`` and ``active``.
+``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>``, ``validator/<account>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -15,8 +15,10 @@ from typing import Annotated
 
 import msgspec
 
-from gdf_market.codec import AccountId, Hash, Int, Ppm, Record, Text, UInt
+from gdf_market.codec import AccountId, Hash, Int, Positive, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
+
+RULES_VERSION = 1  # raised whenever a change of contracts/ could give another state for the same blocks
 
 
 class Allocation(Record, frozen=True, kw_only=True):
@@ -25,6 +27,16 @@ class Allocation(Record, frozen=True, kw_only=True):
     account: AccountId
     balance: UInt
     stake: UInt
+
+
+class Staking(Record, frozen=True, kw_only=True):
+    """How the validator set changes; the set of an epoch is computed in the last block of the one before."""
+
+    epoch_blocks: Positive = 1_000  # blocks per epoch
+    bond: UInt = 0  # micro-credits that a joining validator locks
+    floor: Positive = 1  # members that leaving, or the eviction of silent ones, does not take the set below
+    silent_epochs: Positive = 3  # epochs in a row without a block of its own that evict a validator
+    evidence_epochs: Positive = 24  # for so many epochs an equivocation is punished and a left bond stays locked
 
 
 class Genesis(Record, frozen=True, kw_only=True):
@@ -39,6 +51,9 @@ class Genesis(Record, frozen=True, kw_only=True):
     heartbeat_ms: UInt  # an idle network makes one block in this time
     audit_bond: UInt  # micro-credits an auditor locks for each audit
     max_void_rounds: UInt  # rounds in a row without a result before a job expires
+    staking: Staking = Staking()
+    entry_fee: UInt = 0  # micro-credits per started KiB of an entry that pays a fee (docs/rules.md, Fees)
+    rules: UInt = RULES_VERSION  # version of the contract rules that this network runs
 
 
 class Account(Record, frozen=True, kw_only=True):
@@ -55,13 +70,30 @@ class Reputation(Record, frozen=True, kw_only=True):
 
 
 class Network(Record, frozen=True, kw_only=True):
-    """Constants from the genesis that rules read, and the fixed supply."""
+    """Constants from the genesis that rules read, the fixed supply, and the validator set of the current epoch."""
 
+    id: Hash
     supply: UInt
     test_network: bool
-    validators: tuple[AccountId, ...]
+    validators: tuple[AccountId, ...]  # ordered; agrees on the blocks of ``epoch``
+    epoch: UInt = 0
+    candidates: tuple[AccountId, ...] = ()  # waiting for a seat, in the order of joining
+    leaving: tuple[AccountId, ...] = ()  # members that give up their seat, in the order in which they asked
+    unlocking: tuple[AccountId, ...] = ()  # accounts that left, whose bond is still locked
     audit_bond: UInt
     max_void_rounds: UInt
+    staking: Staking
+    entry_fee: UInt
+
+
+class Validator(Record, frozen=True, kw_only=True):
+    """An account that is, waits to be, or was a validator and still has a locked bond (Account.stake)."""
+
+    status: str  # candidate | member | unlocking
+    since_epoch: UInt = 0  # in which it got its status
+    proposed_epoch: UInt = 0  # the last epoch in which it proposed a finalized block (its first one counts)
+    silent: UInt = 0  # epochs in a row without one
+    unlock_epoch: UInt = 0  # when an unlocking bond returns
 
 
 class Active(Record, frozen=True, kw_only=True):
@@ -262,5 +294,18 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 StateRecord = (
-    Account | Reputation | Network | Active | Nonce | Author | Spent | Bid | Job | Round | Unit | Audit | Dispute
+    Account
+    | Reputation
+    | Network
+    | Validator
+    | Active
+    | Nonce
+    | Author
+    | Spent
+    | Bid
+    | Job
+    | Round
+    | Unit
+    | Audit
+    | Dispute
 )

@@ -17,6 +17,7 @@ import immutables
 import msgspec
 
 from contracts.records import (
+    RULES_VERSION,
     Account,
     Active,
     Audit,
@@ -31,6 +32,7 @@ from contracts.records import (
     Round,
     StateRecord,
     Unit,
+    Validator,
 )
 from gdf_market import identity
 from gdf_market.codec import digest, encode
@@ -91,6 +93,10 @@ def author_key(account: str) -> str:
     return f"author/{account}"
 
 
+def validator_key(account: str) -> str:
+    return f"validator/{account}"
+
+
 def spent_key(number: int) -> str:
     return f"spent/{number}"
 
@@ -144,8 +150,12 @@ class View:
         """Return how many nonces of an account are kept."""
         return self._typed(author_key(account), Author) or Author()
 
+    def validator(self, account: str) -> Validator | None:
+        """Return what is kept of an account that is, will be or was a validator."""
+        return self._typed(validator_key(account), Validator)
+
     def network(self) -> Network:
-        """Return the constants of the genesis."""
+        """Return the constants of the genesis and the current validator set."""
         return present(self._typed("network", Network))
 
     def active(self) -> Active:
@@ -266,16 +276,25 @@ def genesis_state(genesis: Genesis) -> State:
     ensure(len(set(accounts)) == len(accounts), UsageError("the genesis allocates credits to one account twice"))
     ensure(len(set(genesis.validators)) == len(genesis.validators), UsageError("the genesis lists one validator twice"))
     supply = sum(allocation.balance + allocation.stake for allocation in genesis.allocations)
+    ensure(
+        genesis.rules == RULES_VERSION,
+        UsageError(f"the network runs version {genesis.rules} of the rules, this program {RULES_VERSION}; update it"),
+    )
     ensure(supply <= MAX_INT, UsageError(f"the genesis allocates {supply} micro-credits; at most {MAX_INT} fit"))
     records: dict[str, StateRecord] = {
         account_key(each.account): Account(balance=each.balance, stake=each.stake) for each in genesis.allocations
     }
     records["active"] = Active()
+    for account in genesis.validators:
+        records[validator_key(account)] = Validator(status="member")
     records["network"] = Network(
+        id=network_id(genesis),
         supply=supply,
         test_network=genesis.test_network,
         validators=genesis.validators,
         audit_bond=genesis.audit_bond,
         max_void_rounds=genesis.max_void_rounds,
+        staking=genesis.staking,
+        entry_fee=genesis.entry_fee,
     )
     return State(immutables.Map(records))

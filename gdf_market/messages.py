@@ -30,6 +30,7 @@ from gdf_market.codec import (
     encode,
 )
 from gdf_market.errors import MalformedError, UsageError
+from gdf_market.statements import Statement
 
 MAX_ENTRY_BYTES = 32_768
 MAX_UNITS_PER_ROUND = 64
@@ -244,6 +245,21 @@ class AuditOpen(Body, frozen=True, kw_only=True, tag="audit_open"):
     openings: Openings
 
 
+class ValidatorJoin(Body, frozen=True, kw_only=True, tag="validator_join"):
+    """Lock the network's validator bond and wait for a seat; taken at an epoch's end, in the order of joining."""
+
+
+class ValidatorLeave(Body, frozen=True, kw_only=True, tag="validator_leave"):
+    """Give up the seat (or the place in the queue) at the epoch's end; the bond unlocks after the evidence window."""
+
+
+class Evidence(Body, frozen=True, kw_only=True, tag="evidence"):
+    """Two signed statements that one honest validator cannot have made (see ``gdf_market/statements.py``)."""
+
+    first: Statement
+    second: Statement
+
+
 EntryBody = (
     Transfer
     | JobPost
@@ -257,6 +273,9 @@ EntryBody = (
     | AuditCommit
     | SketchOpen
     | AuditOpen
+    | ValidatorJoin
+    | ValidatorLeave
+    | Evidence
 )
 
 

@@ -16,38 +16,41 @@ from typing import Annotated
 import msgspec
 
 from gdf_market import identity, merkle, vrf
-from gdf_market.codec import AccountId, Hash, Record, Signature, UInt, VrfProof, decode, digest, encode
+from gdf_market.codec import Signature, UInt, decode, digest, encode
 from gdf_market.errors import MalformedError, OversizedError, SignatureError, ensure
+from gdf_market.statements import (
+    FINAL,
+    KINDS,
+    NOTAR,
+    SKIP,
+    Ballot,
+    Header,
+    Kind,
+    Message,
+    SignedHeader,
+    Vote,
+    VotedHash,
+    block_hash,
+    set_hash,
+    verify_vote,
+)
 from ledger.limits import MAX_BLOCK_ENTRIES, MAX_BLOCK_ENTRY_BYTES, MAX_VALIDATORS
 
-NOTAR, SKIP, FINAL = "notar", "skip", "final"
-KINDS = (NOTAR, SKIP, FINAL)
+__all__ = [
+    "FINAL",
+    "KINDS",
+    "NOTAR",
+    "SKIP",
+    "Header",
+    "Message",
+    "SignedHeader",
+    "Vote",
+    "block_hash",
+    "set_hash",
+    "verify_vote",
+]
 
-Kind = Annotated[str, msgspec.Meta(pattern=r"\A(notar|skip|final)\Z")]
-VotedHash = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]  # "" in a skip vote
 Index = Annotated[int, msgspec.Meta(ge=0, lt=MAX_VALIDATORS)]
-
-
-class Header(Record, frozen=True, kw_only=True):
-    """What the proposer signs and everything else in the block follows from."""
-
-    network: Hash
-    height: UInt
-    slot: UInt
-    epoch: UInt
-    parent: Hash  # the network id for the first block
-    parent_slot: UInt
-    proposer: AccountId
-    time_ms: UInt
-    entries_root: Hash
-    entry_count: UInt
-    state_root: Hash  # after this block
-    beacon: Hash
-    vrf_proof: VrfProof
-
-
-class Message(Record, frozen=True, kw_only=True, tag_field="type"):
-    """Base of everything that travels between ledgers; one canonical record per message."""
 
 
 class Proposal(Message, frozen=True, kw_only=True, tag="proposal"):
@@ -56,17 +59,6 @@ class Proposal(Message, frozen=True, kw_only=True, tag="proposal"):
     header: msgspec.Raw
     sig: Signature
     entries: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_BLOCK_ENTRIES)]
-
-
-class Vote(Message, frozen=True, kw_only=True, tag="vote"):
-    """One validator's vote of one kind in one slot."""
-
-    epoch: UInt
-    kind: Kind
-    slot: UInt
-    hash: VotedHash
-    voter: AccountId
-    sig: Signature
 
 
 class Certificate(Message, frozen=True, kw_only=True, tag="certificate"):
@@ -78,15 +70,6 @@ class Certificate(Message, frozen=True, kw_only=True, tag="certificate"):
     hash: VotedHash
     signers: Annotated[tuple[Index, ...], msgspec.Meta(max_length=MAX_VALIDATORS)]
     sigs: Annotated[tuple[Signature, ...], msgspec.Meta(max_length=MAX_VALIDATORS)]
-
-
-class Ballot(Record, frozen=True, kw_only=True):
-    """The bytes a vote's signature covers (with the network id as their domain)."""
-
-    epoch: UInt
-    hash: VotedHash
-    kind: Kind
-    slot: UInt
 
 
 @dataclass(frozen=True)
@@ -104,11 +87,6 @@ class Block:
 def genesis_beacon(network: str) -> str:
     """Return the beacon that the first block builds on (hex)."""
     return digest("gdf/genesis-beacon", bytes.fromhex(network)).hex()
-
-
-def block_hash(header_bytes: bytes) -> str:
-    """Return the hex hash that names a block."""
-    return digest("gdf/block", header_bytes).hex()
 
 
 def beacon_alpha(network: str, beacon: str, slot: int) -> bytes:
@@ -196,13 +174,6 @@ def cast(key: identity.Identity, network: str, epoch: int, kind: str, slot: int,
     ballot = encode(Ballot(epoch=epoch, hash=hash_, kind=kind, slot=slot))
     signature = key.sign(network, "vote", ballot).hex()
     return Vote(epoch=epoch, kind=kind, slot=slot, hash=hash_, voter=key.account, sig=signature)
-
-
-def verify_vote(vote: Vote, network: str) -> None:
-    """Raise SignatureError unless the vote's signature holds, MalformedError for a hash that its kind forbids."""
-    ensure((vote.kind == SKIP) == (vote.hash == ""), MalformedError(f"a {vote.kind} vote for {vote.hash!r}"))
-    ballot = encode(Ballot(epoch=vote.epoch, hash=vote.hash, kind=vote.kind, slot=vote.slot))
-    identity.verify(network, "vote", vote.voter, ballot, bytes.fromhex(vote.sig))
 
 
 def verify_certificate(certificate: Certificate, network: str, validators: Sequence[str], epoch: int) -> None:
