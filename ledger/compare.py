@@ -18,7 +18,6 @@ from gdf_market.errors import MalformedError, PeerError, UsageError, Verificatio
 from gdf_market.messages import open_entry
 from ledger.block import FINAL, Certificate, Header, block_hash, open_block, open_header, verify_certificate
 from ledger.export import Last, lines_of, open_first, open_item
-from ledger.limits import EPOCH
 from ledger.rules import MARKET, Rules
 from ledger.store import LedgerStore
 from ledger.wire import SyncBlock
@@ -116,7 +115,7 @@ class _Pair:
     def _check_certificate(self, certificate: Certificate, slot: int, hash_: str) -> None:
         named = (certificate.kind, certificate.slot, certificate.hash)
         ensure(named == (FINAL, slot, hash_), MalformedError("the certificate is of another block"))
-        verify_certificate(certificate, self._network, self._validators, EPOCH)
+        verify_certificate(certificate, self._network, self._validators, certificate.epoch)
 
 
 def _fields(what: str, a: Genesis | Header, b: Genesis | Header) -> tuple[str, ...]:
@@ -162,8 +161,8 @@ def _stored(path: Path, store: LedgerStore) -> Iterator[SyncBlock]:
     while rows := store.blocks_from(height, _PAGE):
         for row in rows:
             with _naming(path, row.height):
-                item = store.sync_block(row)
-            yield item
+                items = store.sync_blocks(row)
+            yield from items
         height = rows[-1].height + 1
 
 

@@ -10,6 +10,7 @@ from contracts.state import State
 from gdf_market.errors import GdfError, PeerError
 from gdf_market.messages import Entry
 from ledger.block import Block, Certificate, Vote
+from ledger.epochs import Epoch
 from ledger.state_hash import StateHash
 
 # ---- events
@@ -78,6 +79,19 @@ class Executed:
 
 
 @dataclass(frozen=True)
+class Finality:
+    """What one finalize certificate finalizes: blocks of the ledger in order, at most up to the epoch's end.
+
+    ``closing`` are the blocks beyond the boundary block that lead to the certified one; ``next`` is the epoch that
+    begins when the boundary block is among ``blocks``.
+    """
+
+    blocks: tuple[Executed, ...]
+    closing: tuple[Block, ...] = ()
+    next: Epoch | None = None
+
+
+@dataclass(frozen=True)
 class SaveVote:
     vote: Vote
 
@@ -94,26 +108,47 @@ class SaveCandidate:
 
 @dataclass(frozen=True)
 class SaveBlocks:
-    """Newly finalized blocks in order; the certificate finalizes the last one and so all of them.
+    """Newly finalized blocks in order; the certificate finalizes the last one (of ``closing``, if there are any).
 
-    Votes up to its slot and candidates up to its slot are deleted by the same transaction.
+    Votes up to its slot and candidates up to its slot are deleted by the same transaction; all of them when an epoch
+    ends.
     """
 
     blocks: tuple[Executed, ...]
     certificate: Certificate
+    closing: tuple[Block, ...] = ()
+    next: Epoch | None = None
 
 
-Write = SaveVote | SaveCandidate | SaveBlocks
+@dataclass(frozen=True)
+class SaveEvidence:
+    """Proof of an equivocation seen here: kept until it is in the ledger or too old; ``raw`` is a signed entry."""
+
+    accused: str
+    epoch: int
+    raw: bytes
+
+
+@dataclass(frozen=True)
+class DropEvidence:
+    """What SaveEvidence kept is in the ledger, or too old."""
+
+    accused: str
+    epoch: int
+
+
+Write = SaveVote | SaveCandidate | SaveBlocks | SaveEvidence | DropEvidence
 
 
 @dataclass(frozen=True)
 class Restored:
-    """What a store gives back after a restart; ``votes`` and ``candidates`` are message bytes."""
+    """What a store gives back after a restart; ``votes`` and ``candidates`` are message bytes, ``evidence`` entries."""
 
     genesis: Genesis
     tip: Tip
     votes: tuple[bytes, ...] = ()
     candidates: tuple[bytes, ...] = ()
+    evidence: tuple[bytes, ...] = ()
 
 
 # ---- effects

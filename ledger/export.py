@@ -1,8 +1,8 @@
 """The finalized ledger as one immutable text file, and its verification with no node.
 
 The file is JSON lines, each canonical: the genesis; then for every height the block (header, proposer's signature,
-entries as signed) with the finalize certificate that covers it, if it is the block's own; then the count, the head's
-hash and the SHA-256 of all bytes before that last line.  ``verify`` replays everything from the genesis: signatures,
+entries as signed) with the finalize certificate that covers it, if it is the block's own, and after an epoch's last block
+the closing blocks that prove it final, if there are any; then the count, the head's hash and the SHA-256 of all bytes before that last line.  ``verify`` replays everything from the genesis: signatures,
 VRF proofs and beacons, certificates, the contract rules, state roots, and that every block conserves credits; what was
 verified can be handed on (``ledger/importing.py``).
 """
@@ -33,8 +33,9 @@ from gdf_market.errors import (
 )
 from gdf_market.messages import Entry, open_entry
 from ledger import chain, limits
-from ledger.block import FINAL, Block, open_block, verify_certificate
+from ledger.block import FINAL, Block, Certificate, open_block, verify_certificate
 from ledger.effects import Executed, SaveBlocks, Tip
+from ledger.epochs import Epoch, epoch_after
 from ledger.rules import MARKET, Rules
 from ledger.store import LedgerStore
 from ledger.wire import SyncBlock
@@ -109,7 +110,8 @@ def _write(file: BinaryIO, store: LedgerStore, genesis: Genesis) -> int:
     head, count = network, 0
     while rows := store.blocks_from(count + 1, _PAGE):
         for row in rows:
-            line(store.sync_block(row))
+            for item in store.sync_blocks(row):
+                line(item)
             head, count = row.hash, row.height
     file.write(encode(Last(blocks=count, head=head, sha256=total.hexdigest())) + b"\n")
     return count
@@ -183,6 +185,8 @@ class _Replay:
         self._height = 0
         self._entries = 0
         self._pending: list[Executed] = []
+        self._genesis: Genesis
+        self._epoch: Epoch
 
     def run(self, file: BinaryIO) -> Report:
         try:
@@ -200,7 +204,9 @@ class _Replay:
         data, is_last = next(lines, (b"", True))
         first = open_first(data, self._rules)
         network = first.network
+        self._genesis = first.genesis
         tip = chain.genesis_tip(first.genesis, self._rules)
+        self._epoch = epoch_after(first.genesis, 0, tip.state, self._rules)
         _check_supply(tip.state)
         if self._follower is not None:
             self._follower.started(first.genesis)
@@ -208,17 +214,19 @@ class _Replay:
             self._height = tip.height + 1
             if is_last:
                 return self._finish(decode(data, Last), tip, network)
-            tip = self._block(open_item(data), tip, first.genesis, network)
+            tip = self._block(open_item(data), tip, network)
         raise MalformedError("the file has no last line; it is cut off")
 
-    def _block(self, item: SyncBlock, parent: Tip, genesis: Genesis, network: str) -> Tip:
+    def _block(self, item: SyncBlock, parent: Tip, network: str) -> Tip:
+        """Execute a block; return what the next one builds on."""
+
         def open_entries(block: Block) -> tuple[Entry, ...]:
             return tuple(open_entry(raw, network) for raw in block.entries)
 
         block = open_block(item.block, network)
-        leader = genesis.validators[block.header.slot % len(genesis.validators)]
+        leader = self._epoch.leader(block.header.slot)
         ensure(block.header.proposer == leader, MalformedError(f"slot {block.header.slot} belongs to {leader}"))
-        executed = chain.execute(block, parent, self._rules, open_entries)
+        executed = chain.execute(block, parent, self._epoch, self._rules, open_entries)
         _check_conservation(executed.transition.changes)
         self._entries += len(executed.entries)
         self._pending.append(executed)
@@ -226,16 +234,20 @@ class _Replay:
             len(self._pending) <= limits.SYNC_BUFFER_BLOCKS,
             OversizedError(f"{len(self._pending)} blocks without a finalize certificate"),
         )
-        if item.certificate is not None:
-            named = (item.certificate.kind, item.certificate.slot, item.certificate.hash)
-            ensure(
-                named == (FINAL, block.header.slot, block.hash), MalformedError("the certificate is of another block")
-            )
-            verify_certificate(item.certificate, network, genesis.validators, limits.EPOCH)
-            if self._follower is not None:
-                self._follower.finalized(SaveBlocks(tuple(self._pending), item.certificate))
-            self._pending.clear()
-        return executed.tip
+        if item.certificate is None:
+            return executed.tip
+        named = (item.certificate.kind, item.certificate.slot, item.certificate.hash)
+        ensure(named == (FINAL, block.header.slot, block.hash), MalformedError("the certificate is of another block"))
+        verify_certificate(item.certificate, network, self._epoch.validators, self._epoch.number)
+        return self._finalize(item.certificate)
+
+    def _finalize(self, certificate: Certificate) -> Tip:
+        finality = chain.split(self._pending, self._epoch, self._genesis, self._rules)
+        if self._follower is not None:
+            self._follower.finalized(SaveBlocks(finality.blocks, certificate, finality.closing, finality.next))
+        self._pending.clear()
+        self._epoch = finality.next or self._epoch
+        return finality.blocks[-1].tip
 
     def _finish(self, last: Last, tip: Tip, network: str) -> Report:
         ensure(

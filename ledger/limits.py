@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from gdf_market.codec import MAX_MESSAGE_BYTES
 
-EPOCH = 0  # the validator set is fixed by the genesis (adr/0001)
 MAX_VALIDATORS = 100
 
 # A block of this size and the widest certificate (67 of 100 validators) fit into one message together.
@@ -14,6 +13,9 @@ BATCH_BYTES = 60_000  # entries relayed in one message
 MAX_BATCH_ENTRIES = 512
 
 SLOT_WINDOW = 64  # votes, certificates and proposals further ahead than this are dropped
+MAX_CAUGHT = 1_024  # (validator, epoch) pairs remembered as caught
+MAX_EVIDENCE = 64  # accusations kept until the ledger has them
+EVIDENCE_TTL_MS = 45 * 60_000  # of an evidence entry; it is signed anew while it is not in the ledger
 MAX_RAW_SEEN = 20_000  # digests of entries already looked at
 
 MEMPOOL_ENTRIES = 4_096

@@ -21,9 +21,10 @@ from gdf_market.codec import Hash, Record, Signature, UInt, decode, encode
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.messages import Entry, open_entry
 from ledger.block import FINAL, Certificate, Header, block_hash, open_header, quorum_size, verify_certificate
-from ledger.limits import EPOCH, MAX_BLOCK_ENTRIES
+from ledger.limits import MAX_BLOCK_ENTRIES
 from ledger.rules import MARKET, Rules
 
+EPOCH = 0
 MAX_DESCENDANTS = 256  # headers between an entry's block and the certified block
 MAX_HEADERS = 2_048  # headers of one proof about two heads
 MAX_PATH = (MAX_BLOCK_ENTRIES - 1).bit_length()

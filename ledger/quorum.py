@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ledger.block import FINAL, NOTAR, SKIP, Certificate, Vote, certify, quorum_size
+from ledger.epochs import Epoch
 from ledger.limits import SLOT_WINDOW
 
 
@@ -40,8 +41,9 @@ class Decision:
 class Quorum:
     """Votes, certificates and valid blocks above the last finalized block, as one validator (or observer) sees them."""
 
-    def __init__(self, validators: Sequence[str], me: str | None, root: Position) -> None:
-        self.validators = tuple(validators)
+    def __init__(self, epoch: Epoch, me: str | None, root: Position) -> None:
+        self.epoch = epoch
+        self.validators = epoch.validators
         self.me = me if me in self.validators else None
         self.root = root
         self.notarized: dict[int, Certificate] = {}
@@ -57,8 +59,8 @@ class Quorum:
     # ---- what others sent
 
     def leader(self, slot: int) -> str:
-        """Return who may propose in a slot (epoch 0)."""
-        return self.validators[slot % len(self.validators)]
+        """Return who may propose in a slot."""
+        return self.epoch.leader(slot)
 
     def in_window(self, slot: int) -> bool:
         """Say whether votes, blocks and certificates of a slot are kept."""

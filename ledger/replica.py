@@ -10,13 +10,13 @@ Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from contracts.records import Genesis
 from contracts.state import State
 from gdf_market.codec import encode
 from gdf_market.errors import LocalError, MalformedError, PeerError, ensure
 from gdf_market.identity import Identity
+from gdf_market.messages import Evidence, open_entry
+from gdf_market.statements import SignedHeader, Statement
 from ledger import limits, pace, wire
 from ledger.admission import Admission
 from ledger.block import (
@@ -36,8 +36,9 @@ from ledger.block import (
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import (
     Broadcast,
+    DropEvidence,
     Effect,
-    Executed,
+    Finality,
     Finalized,
     Misbehaved,
     PeerDown,
@@ -48,6 +49,7 @@ from ledger.effects import (
     Save,
     SaveBlocks,
     SaveCandidate,
+    SaveEvidence,
     SaveVote,
     Send,
     Serve,
@@ -58,12 +60,14 @@ from ledger.effects import (
     Tip,
     Write,
 )
+from ledger.epochs import Epoch
 from ledger.mempool import Mempool
 from ledger.proposals import Proposals
 from ledger.quorum import Position, Quorum
 from ledger.rules import MARKET, Rules
 from ledger.status import make_status, missing_for
 from ledger.sync import CatchUp, Peer
+from ledger.watch import Accusation, Watch
 
 TICK = "tick"  # the one timer: the earliest of all deadlines
 
@@ -81,14 +85,12 @@ class Replica:
         head = restored.tip if restored is not None else genesis_tip(genesis, rules)
         self.genesis = genesis
         self.network = rules.network_id(genesis)
-        self.is_validator = identity is not None and identity.account in genesis.validators
-        self._key = identity if self.is_validator else None
+        self._identity = identity
         self._rules = rules
         seen = SeenEntries(limits.MAX_RAW_SEEN)
-        me = self._key.account if self._key is not None else None
-        self._chain = Chain(self.network, rules, head, seen)
-        self._quorum = Quorum(genesis.validators, me, Position(head.slot, head.hash))
-        self._proposals = Proposals()
+        self._chain = Chain(genesis, rules, head, seen)
+        self._enter_epoch()
+        self._watch = Watch(self.network, identity.account if identity is not None else None)
         self._admission = Admission(self.network, rules, seen)
         self._catch_up = CatchUp(self.network)
         self._now = 0
@@ -105,7 +107,25 @@ class Replica:
         if restored is not None:
             self._rebuild(restored)
 
+    def _enter_epoch(self) -> None:
+        """Begin the agreement of the chain's epoch on top of its head."""
+        me = self._identity
+        self._key = me if me is not None and me.account in self._chain.epoch.validators else None
+        root = Position(self._chain.head.slot, self._chain.head.hash)
+        self._quorum = Quorum(self._chain.epoch, self._key.account if self._key is not None else None, root)
+        self._proposals = Proposals()
+
     # ---- what others may read
+
+    @property
+    def is_validator(self) -> bool:
+        """Whether this node votes in the current epoch."""
+        return self._key is not None
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch of the next block."""
+        return self._chain.epoch
 
     @property
     def state(self) -> State:
@@ -164,6 +184,7 @@ class Replica:
                 self._entered = (self._quorum.frontier, self._now)
                 self._status_ms = self._now
                 self._send_all(encode(self._status()))
+                self._accuse_again()
             case PeerUp(peer):
                 self._greet(peer)
             case PeerDown(peer):
@@ -211,10 +232,16 @@ class Replica:
                 self._on_blocks(peer, message)
 
     def _on_vote(self, peer: str, vote: Vote, data: bytes) -> None:
+        if vote.epoch != self.epoch.number:
+            self._examine(vote)
+            return  # its sender, or this node, is about to change over
         ensure(vote.voter in self._quorum.validators, MalformedError(f"vote of {vote.voter}, who is no validator"))
-        if vote.epoch != limits.EPOCH or not self._quorum.wants_vote(vote):
+        if not self._quorum.wants_vote(vote):
+            self._examine(vote)
             return
         verify_vote(vote, self.network)
+        self._examine(vote)
+        self._watch.note(vote)
         self._send_all(data, peer)
         self._count(vote)
 
@@ -224,9 +251,9 @@ class Replica:
             self._save_certificate(certificate, encode(certificate))
 
     def _on_certificate(self, peer: str, certificate: Certificate, data: bytes) -> None:
-        if certificate.epoch != limits.EPOCH or not self._quorum.wants_certificate(certificate):
+        if certificate.epoch != self.epoch.number or not self._quorum.wants_certificate(certificate):
             return
-        verify_certificate(certificate, self.network, self._quorum.validators, limits.EPOCH)
+        verify_certificate(certificate, self.network, self._quorum.validators, self.epoch.number)
         self._quorum.add_certificate(certificate)
         self._save_certificate(certificate, data)
         self._send_all(data, peer)
@@ -239,40 +266,79 @@ class Replica:
     def _on_proposal(self, peer: str, proposal: Proposal) -> None:
         header_bytes = bytes(proposal.header)
         header = open_header(header_bytes, self.network)
-        if header.epoch != limits.EPOCH or not self._quorum.in_window(header.slot):
+        signed = SignedHeader(header=header, sig=proposal.sig)
+        self._examine(signed)
+        if header.epoch != self.epoch.number or not self._quorum.in_window(header.slot):
             return
         certificate = self._quorum.notarized.get(header.slot) or self._quorum.final
         certified = certificate.hash if certificate is not None else None
         if not self._proposals.wants(header.slot, block_hash(header_bytes), certified):
             return
         block = open_block(proposal, self.network, self._quorum.leader(header.slot))
+        self._watch.note(signed)
         self._proposals.add(block, self._now)
         self._send_all(block.raw, peer)
 
     def _on_status(self, peer: str, status: wire.Status) -> None:
         ensure(status.network == self.network, MalformedError(f"{peer} is on network {status.network}"))
         known = self._catch_up.peers.get(peer)
-        if known is None or status.epoch != limits.EPOCH:
+        if known is None:
             return
         known.height = status.height
         if status.height > self.height or not known.may_help(self._now):
             return
         if status.height < self.height:
             self._effects.append(Send(peer, encode(self._status())))
-        else:
+        elif status.epoch == self.epoch.number:
             self._effects += [Send(peer, data) for data in missing_for(status, self._quorum, self._proposals)]
 
     def _on_blocks(self, peer: str, response: wire.SyncResponse) -> None:
-        fetched = self._catch_up.take(peer, response, self._chain.head, self._quorum, self._now)
-        if fetched is None:
+        items = response.blocks
+        while items:
+            fetched = self._catch_up.take(peer, items, response.more, self._chain.head, self.epoch, self._now)
+            if fetched is None:
+                return
+            for block in fetched.blocks:
+                if self._chain.tip(block.hash) is None:
+                    self._execute_certified(block)
+            finality = self._chain.finalize(fetched.certificate.hash)
+            assert finality is not None
+            self._on_finalized(finality, fetched.certificate)
+            items = fetched.rest
+
+    # ---- equivocation
+
+    def _examine(self, statement: Statement) -> None:
+        """Accuse a validator whose statement contradicts an earlier one."""
+        found = self._watch.catch(statement)
+        if found is not None:
+            self._accuse(found)
+
+    def _accuse(self, found: Accusation) -> None:
+        if self._identity is None:
             return
-        fetched_blocks, certificate = fetched
-        for block in fetched_blocks:
-            if self._chain.tip(block.hash) is None:
-                self._execute_certified(block)
-        path = self._chain.finalize(certificate.hash)
-        assert path is not None
-        self._on_finalized(path, certificate)
+        entry = found.entry(self._identity, self.network, max(self._chain.head.time_ms, self._now))
+        self._writes.append(SaveEvidence(found.accused, found.epoch, entry.raw))
+        self._effects += self._admission.submit(entry, self._tip(), self._now)
+
+    def _accuse_again(self) -> None:
+        """After a restart or in a new epoch: sign anew what is not in the ledger, forget what the rules refuse."""
+        tip = self._chain.head
+        for key, found in list(self._watch.pending.items()):
+            if self._identity is None or self._is_settled(found, tip):
+                del self._watch.pending[key]
+                self._writes.append(DropEvidence(*key))
+            else:
+                self._accuse(found)
+
+    def _is_settled(self, found: Accusation, tip: Tip) -> bool:
+        assert self._identity is not None
+        entry = found.entry(self._identity, self.network, tip.time_ms)
+        try:
+            self._rules.check_entry(tip.state, entry, tip.time_ms + 1)
+        except PeerError:
+            return True  # punished already, or too old
+        return False
 
     def _execute_certified(self, block: Block) -> None:
         try:
@@ -331,7 +397,7 @@ class Replica:
 
     def _cast(self, kind: str, slot: int, hash_: str) -> None:
         assert self._key is not None
-        vote = cast(self._key, self.network, limits.EPOCH, kind, slot, hash_)
+        vote = cast(self._key, self.network, self.epoch.number, kind, slot, hash_)
         block = self._proposals.get(slot, hash_) if kind == NOTAR else None
         if block is not None:
             self._writes.append(SaveCandidate(block.hash, "block", slot, block.raw))
@@ -341,21 +407,27 @@ class Replica:
 
     def _finalize(self) -> bool:
         certificate = self._quorum.final
-        path = self._chain.finalize(certificate.hash) if certificate is not None else None
-        if path is None or certificate is None:
+        finality = self._chain.finalize(certificate.hash) if certificate is not None else None
+        if finality is None or certificate is None:
             return False
-        self._on_finalized(path, certificate)
+        self._on_finalized(finality, certificate)
         return True
 
-    def _on_finalized(self, path: Sequence[Executed], certificate: Certificate) -> None:
-        self._writes.append(SaveBlocks(tuple(path), certificate))
-        for executed in path:
+    def _on_finalized(self, finality: Finality, certificate: Certificate) -> None:
+        self._writes.append(SaveBlocks(finality.blocks, certificate, finality.closing, finality.next))
+        for executed in finality.blocks:
             header, transition = executed.block.header, executed.transition
             self._admission.finalized(executed.entries)
             self._effects.append(Finalized(header.height, header.time_ms, tuple(transition.events), executed.entries))
-        self._quorum.finalize([Position(executed.tip.slot, executed.tip.hash) for executed in path])
-        self._proposals.prune(self._quorum.root.slot)
         self._tip_hash = ""  # what the tip includes has changed
+        if finality.next is None:
+            self._quorum.finalize([Position(each.tip.slot, each.tip.hash) for each in finality.blocks])
+            self._proposals.prune(self._quorum.root.slot)
+        else:
+            self._enter_epoch()
+            self._parent = None
+            self._accuse_again()
+        self._watch.prune(self.epoch.number, self._quorum.root.slot)
 
     # ---- leading and passing over
 
@@ -463,6 +535,10 @@ class Replica:
 
     def _rebuild(self, restored: Restored) -> None:
         """Replay stored blocks, certificates and own votes above the head; nothing is sent or timed."""
+        for raw in restored.evidence:
+            body = open_entry(raw, self.network).body
+            if isinstance(body, Evidence):
+                self._watch.remember(Accusation.of(body))
         for raw in restored.candidates:
             message = wire.read(raw)
             if isinstance(message, Proposal):

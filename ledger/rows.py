@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 import sqlalchemy
 from sqlalchemy.dialects.sqlite import insert
@@ -9,8 +11,20 @@ from sqlmodel import col
 
 from contracts.records import StateRecord
 from gdf_market.codec import encode
+from ledger.block import Block
 from ledger.effects import Executed, SaveBlocks
-from ledger.tables import BlockRow, CandidateRow, EntryRow, EventRow, MetaRow, RecordRow, VoteRow
+from ledger.epochs import Epoch
+from ledger.tables import (
+    BlockRow,
+    CandidateRow,
+    ClosingRow,
+    EntryRow,
+    EpochRow,
+    EventRow,
+    MetaRow,
+    RecordRow,
+    VoteRow,
+)
 
 
 def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
@@ -44,8 +58,27 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     connection.execute(
         sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
     )
-    connection.execute(sqlalchemy.delete(VoteRow).where(col(VoteRow.slot) <= last.tip.slot))
-    connection.execute(sqlalchemy.delete(CandidateRow).where(col(CandidateRow.slot) <= last.tip.slot))
+    votes, candidates = sqlalchemy.delete(VoteRow), sqlalchemy.delete(CandidateRow)
+    if write.next is None:
+        votes = votes.where(col(VoteRow.slot) <= last.tip.slot)
+        candidates = candidates.where(col(CandidateRow.slot) <= last.tip.slot)
+    else:
+        _put_epoch(connection, write.next, last.tip.height, write.closing)
+    connection.execute(votes)
+    connection.execute(candidates)
+
+
+def put_first_epoch(connection: sqlalchemy.Connection, epoch: Epoch) -> None:
+    """Write the genesis's validator set."""
+    _put_epoch(connection, epoch, 0, ())
+
+
+def _put_epoch(connection: sqlalchemy.Connection, epoch: Epoch, boundary: int, closing: Sequence[Block]) -> None:
+    row = {"number": epoch.number, "first_height": epoch.first, "validators": encode(list(epoch.validators))}
+    connection.execute(insert(EpochRow), row)
+    rows = [{"boundary": boundary, "position": index, "raw": block.raw} for index, block in enumerate(closing)]
+    if rows:
+        connection.execute(insert(ClosingRow), rows)
 
 
 def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> dict[str, object]:

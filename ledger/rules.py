@@ -22,6 +22,8 @@ class Rules(Protocol):
 
     def genesis_state(self, genesis: Genesis) -> State: ...
 
+    def validators(self, state: State) -> tuple[str, ...]: ...
+
     def restore(self, records: Mapping[str, StateRecord]) -> State: ...
 
     def apply_block(self, state: State, entries: Sequence[Entry], context: BlockContext) -> Transition: ...
@@ -43,6 +45,9 @@ class MarketRules:
 
     def genesis_state(self, genesis: Genesis) -> State:
         return state.genesis_state(genesis)
+
+    def validators(self, state: State) -> tuple[str, ...]:
+        return state.network().validators
 
     def restore(self, records: Mapping[str, StateRecord]) -> State:
         return State(immutables.Map(records))

@@ -14,7 +14,7 @@ def make_status(network: str, height: int, quorum: Quorum, proposals: Proposals)
     """Describe what a node holds above its last finalized block."""
     return Status(
         network=network,
-        epoch=limits.EPOCH,
+        epoch=quorum.epoch.number,
         height=height,
         slot=quorum.root.slot,
         frontier=quorum.frontier,

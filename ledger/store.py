@@ -28,21 +28,36 @@ from gdf_market.codec import Record, decode, encode
 from gdf_market.errors import GdfError, StorageError, ensure
 from ledger.block import Certificate, Proposal, open_header
 from ledger.chain import genesis_tip
-from ledger.effects import Restored, SaveBlocks, SaveCandidate, SaveVote, Tip, Write
+from ledger.effects import DropEvidence, Restored, SaveBlocks, SaveCandidate, SaveEvidence, SaveVote, Tip, Write
+from ledger.epochs import epoch_after
 from ledger.limits import SYNC_BYTES, SYNC_MESSAGES
-from ledger.rows import put_blocks, put_records
+from ledger.rows import put_blocks, put_first_epoch, put_records
 from ledger.rules import MARKET, Rules
 from ledger.state_hash import StateHash
-from ledger.tables import BlockRow, CandidateRow, EntryRow, EventRow, MetaRow, RecordRow, VoteRow
+from ledger.tables import (
+    BlockRow,
+    CandidateRow,
+    ClosingRow,
+    EntryRow,
+    EpochRow,
+    EventRow,
+    EvidenceRow,
+    MetaRow,
+    RecordRow,
+    VoteRow,
+)
 from ledger.wire import SyncBlock, SyncResponse
 
-SCHEMA = b"1"
+SCHEMA = b"2"
 MAX_RECORD_BYTES = 64 << 20
 RECORD_KINDS: dict[str, type[StateRecord]] = {kind.__name__.lower(): kind for kind in typing.get_args(StateRecord)}
 
 _TABLES = [
     SQLModel.metadata.tables[str(model.__tablename__)]
-    for model in (MetaRow, BlockRow, EntryRow, EventRow, RecordRow, VoteRow, CandidateRow)
+    for model in (
+        *(MetaRow, BlockRow, EntryRow, EventRow, RecordRow, VoteRow, CandidateRow),
+        *(EpochRow, ClosingRow, EvidenceRow),
+    )
 ]
 _Row = typing.TypeVar("_Row", bound=SQLModel)
 _Record = typing.TypeVar("_Record", bound=Record)
@@ -131,6 +146,7 @@ class LedgerStore:
         tip = genesis_tip(genesis, self.rules)
         with self._guard(), self._engine.begin() as connection:
             put_records(connection, dict(tip.state.records.items()), 0)
+            put_first_epoch(connection, epoch_after(genesis, 0, tip.state, self.rules))
             for key, value in (("genesis", data), ("schema", SCHEMA), ("state_sum", tip.sum.to_bytes())):
                 connection.execute(insert(MetaRow), {"key": key, "value": value})
 
@@ -147,6 +163,12 @@ class LedgerStore:
                         connection.execute(insert(CandidateRow).on_conflict_do_nothing(), row)
                     case SaveBlocks():
                         put_blocks(connection, write)
+                    case SaveEvidence(accused, epoch, raw):
+                        row = {"accused": accused, "epoch": epoch, "raw": raw}
+                        connection.execute(insert(EvidenceRow).prefix_with("OR REPLACE"), row)
+                    case DropEvidence(accused, epoch):
+                        condition = (col(EvidenceRow.accused) == accused, col(EvidenceRow.epoch) == epoch)
+                        connection.execute(sqlalchemy.delete(EvidenceRow).where(*condition))
 
     # ---- restart
 
@@ -160,11 +182,13 @@ class LedgerStore:
                 return None
             votes = session.exec(select(VoteRow).order_by(col(VoteRow.slot))).all()
             candidates = session.exec(select(CandidateRow).order_by(col(CandidateRow.slot), col(CandidateRow.id))).all()
+            evidence = session.exec(select(EvidenceRow)).all()
         return Restored(
             genesis=self.genesis(),
             tip=self._tip(),
             votes=tuple(row.raw for row in votes),
             candidates=tuple(row.raw for row in candidates),
+            evidence=tuple(row.raw for row in evidence),
         )
 
     def _tip(self) -> Tip:
@@ -297,29 +321,62 @@ class LedgerStore:
         """Return the state after the last finalized block."""
         return State(immutables.Map(self.records()))
 
+    def validators_at(self, height: int) -> tuple[str, ...]:
+        """Return the set that agreed on the block of a height (heights begin with 1)."""
+        return self.epoch_at(height)[1]
+
+    def epoch_at(self, height: int) -> tuple[int, tuple[str, ...]]:
+        """Return the number of a height's epoch, and its validators.  Raises StorageError when it is not here."""
+        statement = select(EpochRow).where(col(EpochRow.first_height) <= height)
+        rows = self._all(statement.order_by(col(EpochRow.first_height).desc()).limit(1))
+        if not rows:
+            raise StorageError(f"{self.path} knows no validators of block {height}; delete the file and sync again")
+        return rows[0].number, validators_of(rows[0])
+
     def sync_messages(self, height: int) -> list[bytes]:
         """Return the answer to a sync request: as many blocks from ``height`` on as fit into a few messages."""
         groups: list[list[SyncBlock]] = [[]]
         size = 0
         for row in self.blocks_from(height, SYNC_MESSAGES * 64):
-            item = self.sync_block(row)
-            item_size = len(encode(item)) + 1
-            if groups[-1] and (size + item_size > SYNC_BYTES or len(groups[-1]) == 256):
-                if len(groups) == SYNC_MESSAGES:
-                    break
-                groups.append([])
-                size = 0
-            groups[-1].append(item)
-            size += item_size
-        filled = [tuple(group) for group in groups if group]
+            for item in self.sync_blocks(row):
+                item_size = len(encode(item)) + 1
+                if groups[-1] and (size + item_size > SYNC_BYTES or len(groups[-1]) == 256):
+                    groups.append([])
+                    size = 0
+                groups[-1].append(item)
+                size += item_size
+            if len(groups) > SYNC_MESSAGES:
+                break
+        filled = [tuple(group) for group in groups if group][:SYNC_MESSAGES]
         return [encode(SyncResponse(blocks=group, more=index + 1 < len(filled))) for index, group in enumerate(filled)]
 
-    def sync_block(self, row: BlockRow) -> SyncBlock:
-        """Return a finalized block as it travels; with its certificate if that is its own."""
+    def sync_blocks(self, row: BlockRow) -> list[SyncBlock]:
+        """Return a finalized block as it travels, with its certificate if that is its own; then, if a closing block's
+        certificate finalizes it, the closing blocks."""
         entries = tuple(msgspec.Raw(entry.raw) for entry in self.block_entries(row.height)) if row.entry_count else ()
         proposal = Proposal(header=msgspec.Raw(row.header), sig=row.signature, entries=entries)
         own = row.certified_height == row.height
-        return SyncBlock(block=proposal, certificate=certificate_of(row) if own else None)
+        closing = self.closing(row.height) if own else []
+        if not closing:
+            return [SyncBlock(block=proposal, certificate=certificate_of(row) if own else None)]
+        last = len(closing) - 1
+        return [
+            SyncBlock(block=proposal, certificate=None),
+            *(
+                SyncBlock(block=block, certificate=certificate_of(row) if index == last else None)
+                for index, block in enumerate(closing)
+            ),
+        ]
+
+    def closing(self, boundary: int) -> list[Proposal]:
+        """Return the closing blocks that lead from an epoch's boundary block to the certified one; mostly none."""
+        statement = select(ClosingRow).where(col(ClosingRow.boundary) == boundary).order_by(col(ClosingRow.position))
+        return [self._decode(row.raw, Proposal) for row in self._all(statement)]
+
+
+def validators_of(row: EpochRow) -> tuple[str, ...]:
+    """Return the validators of an epoch."""
+    return tuple(msgspec.json.decode(row.validators, type=list[str]))
 
 
 def certificate_of(row: BlockRow) -> Certificate:

@@ -7,14 +7,15 @@ loses its turn to the next.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
 from ledger import limits
 from ledger.block import FINAL, Block, Certificate, open_block, open_header, verify_certificate
 from ledger.effects import Tip
-from ledger.quorum import Quorum
-from ledger.wire import SyncBlock, SyncResponse
+from ledger.epochs import Epoch
+from ledger.wire import SyncBlock
 
 PATIENCE_MS = 200  # one block behind is usually a vote under way
 SERVES_PER_SECOND = 20
@@ -43,6 +44,15 @@ class Peer:
             return False
         self.helped_ms = now_ms
         return True
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Blocks that the certificate finalizes, and what of the message is of the next epoch."""
+
+    blocks: tuple[Block, ...]
+    certificate: Certificate
+    rest: tuple[SyncBlock, ...]
 
 
 class CatchUp:
@@ -103,36 +113,41 @@ class CatchUp:
         return self._due_ms(self._next_height(head)) if self.is_behind(head) else None
 
     def take(
-        self, peer: str, response: SyncResponse, head: Tip, quorum: Quorum, now_ms: int
-    ) -> tuple[list[Block], Certificate] | None:
+        self, peer: str, items: Sequence[SyncBlock], more: bool, head: Tip, epoch: Epoch, now_ms: int
+    ) -> Fetched | None:
         """Return fetched blocks that a verified certificate finalizes, in order, once there are any.
 
+        Blocks beyond the end of ``epoch`` are handed back as ``rest``: to be taken once its blocks were executed.
         Raises PeerError, and forgets what was fetched, when the blocks are not what a finalized chain looks like.
         """
         known = self.peers.get(peer)
         if known is None or peer != self._source:
             return None  # not asked, or too late
-        wanted = self._next_height(head)
-        heights = [open_header(bytes(item.block.header), self._network).height for item in response.blocks]
-        fresh = [item for item, height in zip(response.blocks, heights, strict=True) if height >= wanted]
-        if wanted not in heights:
+        self._next_height(head)  # drops what agreement finalized meanwhile
+        last = self._buffer[-1].hash if self._buffer else head.hash
+        parents = [open_header(bytes(item.block.header), self._network).parent for item in items]
+        if last not in parents:
             return None  # known already, or a part before it was lost
         try:
-            finalized = self._append(fresh, head, quorum)
+            fetched = self._append(items[parents.index(last) :], head, epoch)
         except PeerError:
             self._buffer, known.height = [], 0
             raise
         if peer == self._asked:
             self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
-            if not response.more:
+            if not more:
                 self._asked, self._behind_ms = None, 0  # ask for the next range at once
-        return finalized
+        return fetched
 
-    def _append(self, items: list[SyncBlock], head: Tip, quorum: Quorum) -> tuple[list[Block], Certificate] | None:
-        covered, certificate = 0, None
-        for item in items:
+    def _append(self, items: Sequence[SyncBlock], head: Tip, epoch: Epoch) -> Fetched | None:
+        covered, certificate, used = 0, None, 0
+        for used, item in enumerate(items, start=1):
             header = open_header(bytes(item.block.header), self._network)
-            block = open_block(item.block, self._network, quorum.leader(header.slot))
+            ensure(
+                header.epoch == epoch.number,
+                MalformedError(f"block {header.height} is of epoch {header.epoch}, not of {epoch.number}"),
+            )
+            block = open_block(item.block, self._network, epoch.leader(header.slot))
             last = self._buffer[-1].hash if self._buffer else head.hash
             ensure(header.parent == last, MalformedError(f"block {header.height} does not follow the one before it"))
             self._buffer.append(block)
@@ -142,15 +157,17 @@ class CatchUp:
             )
             if item.certificate is not None:
                 covered, certificate = len(self._buffer), item.certificate
+                if header.height >= epoch.last:
+                    break
         if certificate is None:
             return None
-        self._check(certificate, self._buffer[covered - 1], quorum)
+        self._check(certificate, self._buffer[covered - 1], epoch)
         finalized, self._buffer = self._buffer[:covered], self._buffer[covered:]
-        return finalized, certificate
+        return Fetched(tuple(finalized), certificate, tuple(items[used:]))
 
-    def _check(self, certificate: Certificate, block: Block, quorum: Quorum) -> None:
+    def _check(self, certificate: Certificate, block: Block, epoch: Epoch) -> None:
         ensure(
             (certificate.kind, certificate.slot, certificate.hash) == (FINAL, block.header.slot, block.hash),
             MalformedError(f"block {block.header.height} comes with a certificate of something else"),
         )
-        verify_certificate(certificate, self._network, quorum.validators, limits.EPOCH)
+        verify_certificate(certificate, self._network, epoch.validators, epoch.number)

@@ -1,8 +1,8 @@
 """SQLite tables of a node's ledger (SQLModel), shared by the store that writes and all that only read.
 
-Finalized history: ``block``, ``entry``, ``event``.  Current state after the
+Finalized history: ``block``, ``entry``, ``event``, ``epoch``, ``closing``.  Current state after the
 last finalized block: ``record``.  Agreement in progress: ``vote``,
-``candidate``.  One row per fact of its own: ``meta``.
+``candidate``, ``evidence``.  One row per fact of its own: ``meta``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class MetaRow(SQLModel, table=True):
 
 class BlockRow(SQLModel, table=True):
     """A finalized block; ``header`` are its exact bytes, ``certificate`` the canonical finalize certificate
-    of this block or of the nearest finalized descendant (``certified_height``)."""
+    of this block, of the nearest finalized descendant (``certified_height``), or of an epoch's last closing block."""
 
     __tablename__ = "block"
     height: int = Field(primary_key=True)
@@ -76,6 +76,33 @@ class RecordRow(SQLModel, table=True):
     kind: str = Field(index=True)  # the record's class name in lower case
     value: bytes
     height: int  # last changed
+
+
+class EpochRow(SQLModel, table=True):
+    """An epoch that has begun: the height of its first block, and its validators (canonical list)."""
+
+    __tablename__ = "epoch"
+    number: int = Field(primary_key=True)
+    first_height: int = Field(index=True)
+    validators: bytes
+
+
+class ClosingRow(SQLModel, table=True):
+    """A closing block: with others it leads from an epoch's boundary block to the one that the certificate is of."""
+
+    __tablename__ = "closing"
+    boundary: int = Field(primary_key=True)  # height of the boundary block
+    position: int = Field(primary_key=True)
+    raw: bytes  # the block's proposal message
+
+
+class EvidenceRow(SQLModel, table=True):
+    """An equivocation seen here that is not yet in the ledger; ``raw`` is the last entry that reported it."""
+
+    __tablename__ = "evidence"
+    accused: str = Field(primary_key=True)
+    epoch: int = Field(primary_key=True)
+    raw: bytes
 
 
 class VoteRow(SQLModel, table=True):

@@ -22,7 +22,6 @@ from gdf_market.messages import Entry
 from ledger.block import FINAL, Certificate, cast, certify, quorum_size
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import Executed, SaveBlocks
-from ledger.limits import EPOCH
 from ledger.rules import MARKET
 from ledger.store import LedgerStore
 from tests.simulator import key, make_genesis, transfer
@@ -39,7 +38,7 @@ class Maker:
         self.network = MARKET.network_id(self.genesis)
         self.store = LedgerStore(path)
         self.store.create(self.genesis)
-        self.chain = Chain(self.network, MARKET, genesis_tip(self.genesis, MARKET), SeenEntries(1_000))
+        self.chain = Chain(self.genesis, MARKET, genesis_tip(self.genesis, MARKET), SeenEntries(1_000))
         self.pending: list[Executed] = []
         self._nonce = 0
 
@@ -71,8 +70,10 @@ class Maker:
         assert not refused
         self.pending.append(executed)
         if final:
-            self.store.save([SaveBlocks(tuple(self.pending), self.certificate(executed, signers=signers))])
-            self.chain.finalize(executed.block.hash)
+            certificate = self.certificate(executed, signers=signers)
+            finality = self.chain.finalize(executed.block.hash)
+            assert finality is not None
+            self.store.save([SaveBlocks(finality.blocks, certificate, finality.closing, finality.next)])
             self.pending = []
         return executed
 
@@ -81,7 +82,10 @@ class Maker:
         size = len(self.genesis.validators)
         chosen = range(signers or quorum_size(size)) if signers >= 0 else range(size + signers, size)
         slot, hash_ = executed.tip.slot, executed.tip.hash
-        votes = [cast(self.validator(index), self.network, EPOCH, kind, slot, hash_) for index in chosen]
+        votes = [
+            cast(self.validator(index), self.network, executed.block.header.epoch, kind, slot, hash_)
+            for index in chosen
+        ]
         return certify(votes, self.genesis.validators)
 
 

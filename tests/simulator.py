@@ -74,6 +74,9 @@ class TransferRules:
     def genesis_state(self, genesis: Genesis) -> State:
         return genesis_state(genesis)
 
+    def validators(self, state: State) -> tuple[str, ...]:
+        return state.network().validators
+
     def restore(self, records: Mapping[str, StateRecord]) -> State:
         return State(immutables.Map(records))
 
