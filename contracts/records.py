@@ -3,7 +3,8 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>``, ``validator/<account>`` and the singletons ``network`` and ``active``.
+``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>``,
+``validator/<account>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -94,6 +95,7 @@ class Validator(Record, frozen=True, kw_only=True):
     proposed_epoch: UInt = 0  # the last epoch in which it proposed a finalized block (its first one counts)
     silent: UInt = 0  # epochs in a row without one
     unlock_epoch: UInt = 0  # when an unlocking bond returns
+    convicted: bool = False  # of equivocation: its bond is slashed, and it leaves the set at the end of the epoch
 
 
 class Active(Record, frozen=True, kw_only=True):
@@ -274,11 +276,12 @@ class Event(Record, frozen=True, kw_only=True):
 
     ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,
     accepted, missed, rejected, held, paid, merit, audit, returned, forfeited,
-    convicted, slashed, refund, job.  ``amount`` is micro-credits moved from
-    ``source`` to ``target`` (account ids or the pots ``escrow``, ``audit_escrow``,
-    ``bond``, ``held``), 0 if none.  A pot belongs to the event's job; ``held`` is
-    that of the unit at (round, slot); ``bond`` is the bid's bond of ``account``,
-    or, where ``round`` is not -1, the bond of ``account``'s audit of that unit.
+    convicted, slashed, refund, job, fee, validator, evicted, epoch.  ``amount`` is
+    micro-credits moved from ``source`` to ``target`` (account ids or the pots
+    ``escrow``, ``audit_escrow``, ``bond``, ``held``, ``stake``), 0 if none.  A pot
+    belongs to the event's job; ``held`` is that of the unit at (round, slot);
+    ``bond`` is the bid's bond of ``account``, or, where ``round`` is not -1, the
+    bond of ``account``'s audit of that unit; ``stake`` is ``account``'s bond as a validator.
     """
 
     kind: str

@@ -1,10 +1,11 @@
 """The finalized ledger as one immutable text file, and its verification with no node.
 
 The file is JSON lines, each canonical: the genesis; then for every height the block (header, proposer's signature,
-entries as signed) with the finalize certificate that covers it, if it is the block's own, and after an epoch's last block
-the closing blocks that prove it final, if there are any; then the count, the head's hash and the SHA-256 of all bytes before that last line.  ``verify`` replays everything from the genesis: signatures,
-VRF proofs and beacons, certificates, the contract rules, state roots, and that every block conserves credits; what was
-verified can be handed on (``ledger/importing.py``).
+entries as signed) with the finalize certificate that covers it, if it is the block's own, and after an epoch's last
+block the closing blocks that prove it final, if there are any; then the count, the head's hash and the SHA-256 of all
+bytes before that last line.  ``verify`` replays everything from the genesis: signatures, VRF proofs and beacons,
+certificates, the contract rules, state roots, and that every block conserves credits; what was verified can be handed
+on (``ledger/importing.py``).
 """
 
 from __future__ import annotations

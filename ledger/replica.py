@@ -549,6 +549,9 @@ class Replica:
             vote = wire.read(raw)
             if isinstance(vote, Vote):
                 self._quorum.add_vote(vote)
+        self._rebuild_candidates()
+
+    def _rebuild_candidates(self) -> None:
         for block in self._proposals.waiting(self._chain.candidates):
             if self._chain.tip(block.header.parent) is None:
                 continue

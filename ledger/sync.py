@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
 from ledger import limits
-from ledger.block import FINAL, Block, Certificate, open_block, open_header, verify_certificate
+from ledger.block import FINAL, Block, Certificate, Header, open_block, open_header, verify_certificate
 from ledger.effects import Tip
 from ledger.epochs import Epoch
 from ledger.wire import SyncBlock
@@ -123,13 +123,12 @@ class CatchUp:
         known = self.peers.get(peer)
         if known is None or peer != self._source:
             return None  # not asked, or too late
-        self._next_height(head)  # drops what agreement finalized meanwhile
-        last = self._buffer[-1].hash if self._buffer else head.hash
-        parents = [open_header(bytes(item.block.header), self._network).parent for item in items]
-        if last not in parents:
+        wanted = self._next_height(head), epoch.number  # drops what agreement finalized meanwhile
+        places = [(header.height, header.epoch) for header in map(self._header, items)]
+        if wanted not in places:
             return None  # known already, or a part before it was lost
         try:
-            fetched = self._append(items[parents.index(last) :], head, epoch)
+            fetched = self._append(items[places.index(wanted) :], head, epoch)
         except PeerError:
             self._buffer, known.height = [], 0
             raise
@@ -139,17 +138,24 @@ class CatchUp:
                 self._asked, self._behind_ms = None, 0  # ask for the next range at once
         return fetched
 
+    def _header(self, item: SyncBlock) -> Header:
+        return open_header(bytes(item.block.header), self._network)
+
     def _append(self, items: Sequence[SyncBlock], head: Tip, epoch: Epoch) -> Fetched | None:
-        covered, certificate, used = 0, None, 0
-        for used, item in enumerate(items, start=1):
-            header = open_header(bytes(item.block.header), self._network)
+        covered, certificate, rest = 0, None, items
+        for item in items:
+            rest = rest[1:]
+            header = self._header(item)
             ensure(
                 header.epoch == epoch.number,
                 MalformedError(f"block {header.height} is of epoch {header.epoch}, not of {epoch.number}"),
             )
             block = open_block(item.block, self._network, epoch.leader(header.slot))
             last = self._buffer[-1].hash if self._buffer else head.hash
-            ensure(header.parent == last, MalformedError(f"block {header.height} does not follow the one before it"))
+            ensure(
+                header.parent == last and header.height == head.height + len(self._buffer) + 1,
+                MalformedError(f"block {header.height} does not follow the one before it"),
+            )
             self._buffer.append(block)
             ensure(
                 len(self._buffer) <= limits.SYNC_BUFFER_BLOCKS,
@@ -163,7 +169,7 @@ class CatchUp:
             return None
         self._check(certificate, self._buffer[covered - 1], epoch)
         finalized, self._buffer = self._buffer[:covered], self._buffer[covered:]
-        return Fetched(tuple(finalized), certificate, tuple(items[used:]))
+        return Fetched(tuple(finalized), certificate, tuple(rest))
 
     def _check(self, certificate: Certificate, block: Block, epoch: Epoch) -> None:
         ensure(

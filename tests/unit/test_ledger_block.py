@@ -53,6 +53,7 @@ def make_block(entries: tuple[bytes, ...] = (), **changes: object) -> Block:
         entries_root=merkle.root(entries).hex(),
         entry_count=len(entries),
         state_root=HASH,
+        validators=HASH,
         beacon=next_beacon(genesis_beacon(NETWORK), vrf.output(proof)),
         vrf_proof=proof.hex(),
     )

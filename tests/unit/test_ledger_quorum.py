@@ -6,11 +6,13 @@ import pytest
 
 from ledger import limits
 from ledger.block import FINAL, NOTAR, SKIP, Certificate, cast
+from ledger.epochs import Epoch
 from ledger.quorum import Decision, Position, Quorum
 from tests.simulator import key
 
 NETWORK = "ab" * 32
 SET = tuple(key(number).account for number in range(1, 5))
+EPOCH = Epoch(0, 1, 1_000, SET)
 ROOT = Position(0, NETWORK)
 
 
@@ -31,7 +33,7 @@ def certify(quorum: Quorum, kind: str, slot: int, hash_: str = "") -> None:
 
 @pytest.fixture
 def quorum() -> Quorum:
-    return Quorum(SET, SET[0], ROOT)
+    return Quorum(EPOCH, SET[0], ROOT)
 
 
 def cast_all(quorum: Quorum) -> list[Decision]:
@@ -87,7 +89,7 @@ def test_notar_once_per_slot_and_only_on_a_notarized_parent(quorum: Quorum) -> N
     assert cast_all(quorum) == []  # the parent is not notarized
     certify(quorum, NOTAR, 1, hash_of(7))
     assert cast_all(quorum) == []  # a sibling of the parent is
-    other = Quorum(SET, SET[0], ROOT)
+    other = Quorum(EPOCH, SET[0], ROOT)
     other.add_block(Position(2, hash_of(2)), Position(1, hash_of(1)))
     other.add_block(Position(2, hash_of(3)), Position(1, hash_of(1)))
     certify(other, NOTAR, 1, hash_of(1))
@@ -133,7 +135,7 @@ def test_never_skip_after_final_nor_behind_the_frontier(quorum: Quorum) -> None:
 
 
 def test_an_observer_decides_nothing() -> None:
-    observer = Quorum(SET, key(9).account, ROOT)
+    observer = Quorum(EPOCH, key(9).account, ROOT)
     observer.add_block(Position(1, hash_of(1)), ROOT)
     certify(observer, NOTAR, 1, hash_of(1))
     assert cast_all(observer) == []
@@ -177,4 +179,4 @@ def test_a_leader_whose_last_slot_passed_is_suspect_until_it_proposes(quorum: Qu
     quorum.finalize([Position(5, hash_of(5))])
     assert not quorum.is_suspect(9)
     assert quorum.is_suspect(7)  # slot 3 is not in the chain
-    assert not Quorum(SET, None, Position(50, hash_of(5))).is_suspect(52)  # nothing is known of slot 48
+    assert not Quorum(EPOCH, None, Position(50, hash_of(5))).is_suspect(52)  # nothing is known of slot 48

@@ -27,6 +27,7 @@ from ledger.effects import (
     Save,
     SaveBlocks,
     SaveCandidate,
+    SaveEvidence,
     SaveVote,
     Send,
     Serve,
@@ -327,7 +328,10 @@ def test_an_invalid_block_is_blamed_on_its_proposer_and_gets_no_vote(changes: di
     assert [effect.peer for effect in effects if isinstance(effect, Misbehaved)] == [SET[1]]
     assert own_votes(effects) == []
     assert give(replica, block.raw) == []  # and is not looked at again
-    assert give(replica, block_for(1).raw) == []  # nor is another one for the same slot
+    again = give(replica, block_for(1).raw)  # nor is another one for the same slot
+    assert own_votes(again) == []
+    kept = [write for effect in again if isinstance(effect, Save) for write in effect.writes]
+    assert [(write.accused, write.epoch) for write in kept if isinstance(write, SaveEvidence)] == [(SET[1], 0)]
 
 
 def test_a_certified_block_that_the_rules_refuse_stops_the_node() -> None:
