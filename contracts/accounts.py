@@ -54,6 +54,10 @@ def balance(account: str) -> Pot:
     return Pot(account, account_key(account), "balance")
 
 
+def stake(account: str) -> Pot:
+    return Pot("stake", account_key(account), "stake", Where(account=account))
+
+
 def escrow(job: str) -> Pot:
     return Pot("escrow", job_key(job), "escrow", Where(job))
 

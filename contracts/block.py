@@ -1,4 +1,4 @@
-"""Blocks: deadlines and draws first, then the entries in order; and what of that callers may ask beforehand.
+"""Blocks: deadlines and draws first, then the entries in order, then the end of an epoch; what callers may ask of it.
 
 Rules kept here:
 1. An entry that the rules refuse changes nothing; in a block it makes the block invalid.
@@ -15,10 +15,18 @@ from typing import Any
 from contracts.accounts import process_nonce, process_pruning, process_spent, process_transfer
 from contracts.auction import process_bid, process_bid_withdraw
 from contracts.audits import process_audit_commit, process_audit_open, process_sketch_open
+from contracts.epochs import process_epoch_end
+from contracts.fees import process_fee
 from contracts.jobs import process_job, process_job_cancel, process_job_post
 from contracts.records import Event
 from contracts.rounds import process_commit, process_receipt, process_result, process_reveal
 from contracts.state import BlockContext, Changes, Draft, State, genesis_state, job_key, network_id, present
+from contracts.validators import (
+    process_evidence,
+    process_proposer,
+    process_validator_join,
+    process_validator_leave,
+)
 from contracts.wake import get_wake_ms
 from gdf_market.errors import PeerError, RuleError
 from gdf_market.messages import (
@@ -28,6 +36,7 @@ from gdf_market.messages import (
     BidWithdraw,
     Commit,
     Entry,
+    Evidence,
     JobCancel,
     JobPost,
     Receipt,
@@ -35,6 +44,8 @@ from gdf_market.messages import (
     Reveal,
     SketchOpen,
     Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
 )
 
 __all__ = [
@@ -61,6 +72,9 @@ _PROCESS: dict[type, Callable[[Draft, Any], None]] = {
     AuditCommit: process_audit_commit,
     SketchOpen: process_sketch_open,
     AuditOpen: process_audit_open,
+    ValidatorJoin: process_validator_join,
+    ValidatorLeave: process_validator_leave,
+    Evidence: process_evidence,
 }
 NO_BEACON = "00" * 32  # entries draw nothing; only advance does
 
@@ -80,11 +94,14 @@ def apply_block(state: State, entries: Sequence[Entry], context: BlockContext) -
     Signatures of entries, the block's size, and that its time is not before its parent's are the caller's to check.
     """
     draft = Draft(state, context)
+    process_proposer(draft)
     process_advance(draft)
     for entry in entries:
         process_entry(draft, entry)
     if entries:
         process_spent(draft, [(entry.body.author, entry.body.nonce) for entry in entries])
+    if context.height % draft.network().staking.epoch_blocks == 0:
+        process_epoch_end(draft)
     process_wakes(draft)
     return Transition(State(draft.records), tuple(draft.events), draft.changes())
 
@@ -135,6 +152,7 @@ def process_entry(draft: Draft, entry: Entry) -> None:
     draft.entry = entry.id
     try:
         process_nonce(draft, entry.body)
+        process_fee(draft, entry)
         _PROCESS[type(entry.body)](draft, entry.body)
     except PeerError as error:
         raise RuleError(f"{type(entry.body).__name__} {entry.id[:12]} is refused: {error}") from error

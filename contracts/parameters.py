@@ -31,6 +31,13 @@ OPENED_STEPS = 3  # the last one and two that the beacon chooses
 DISTANCE_CAP_PPB = MAX_INT
 
 
+MAX_VALIDATORS = 100  # a certificate lists two thirds of them and must fit into a message with its block
+MAX_CANDIDATES = 256  # waiting for a seat
+EVIDENCE_REWARD_PART = 10  # one part of so many of a slashed bond goes to whoever brought the evidence
+
+ROUND_KIB_PER_UNIT = 8  # of free entries per unit and round, which the job's post pays for
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """At most ``accept`` passes, above ``fail`` fails, between is grey; all in ppb."""

@@ -280,6 +280,13 @@ def genesis_state(genesis: Genesis) -> State:
         genesis.rules == RULES_VERSION,
         UsageError(f"the network runs version {genesis.rules} of the rules, this program {RULES_VERSION}; update it"),
     )
+    ensure(
+        genesis.test_network or (genesis.entry_fee > 0 and genesis.staking.bond > 0),
+        UsageError(
+            f"entries cost {genesis.entry_fee} micro-credits per KiB and a validator's seat {genesis.staking.bond};"
+            " both must cost something outside test networks, or strangers fill the blocks and the validator set"
+        ),
+    )
     ensure(supply <= MAX_INT, UsageError(f"the genesis allocates {supply} micro-credits; at most {MAX_INT} fit"))
     records: dict[str, StateRecord] = {
         account_key(each.account): Account(balance=each.balance, stake=each.stake) for each in genesis.allocations

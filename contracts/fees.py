@@ -1,0 +1,51 @@
+"""Fees: what an entry that nothing else bounds pays to the proposer of the block that takes it.
+
+Rules kept here:
+1. Every kind of entry either pays a fee or can be made only once by whoever holds a certain role (docs/rules.md, Fees).
+2. A fee is moved, never burnt or minted; a proposer pays itself like anybody else.
+"""
+
+from __future__ import annotations
+
+from contracts.accounts import Where, balance, check_balance, move
+from contracts.parameters import ROUND_KIB_PER_UNIT
+from contracts.state import Draft
+from gdf_market.messages import (
+    Bid,
+    BidWithdraw,
+    Entry,
+    JobCancel,
+    JobPost,
+    Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
+)
+
+KIB = 1_024
+PAYING = (Transfer, JobPost, JobCancel, Bid, BidWithdraw, ValidatorJoin, ValidatorLeave)
+
+
+def compute_fee(entry_fee: int, entry: Entry) -> int:
+    """Return the micro-credits that an entry pays where a started KiB costs ``entry_fee``.
+
+    A job's post also pays for the entries that its rounds make, which are free for those who make them.
+    """
+    if not isinstance(entry.body, PAYING):
+        return 0
+    kib = -(-len(entry.raw) // KIB)
+    if isinstance(entry.body, JobPost):
+        kib += entry.body.rounds * entry.body.units_per_round * ROUND_KIB_PER_UNIT
+    return entry_fee * kib
+
+
+def process_fee(draft: Draft, entry: Entry) -> None:
+    """Move an entry's fee from its author to the block's proposer; RuleError if the author cannot pay it.
+
+    Without a block there is no proposer (``check_entry``): the draft, which nobody keeps, then pays the account "".
+    """
+    fee = compute_fee(draft.network().entry_fee, entry)
+    if fee == 0:
+        return
+    author = entry.body.author
+    check_balance(draft, author, fee, "the entry's fee")
+    move(draft, "fee", balance(author), balance(draft.context.proposer), fee, where=Where(account=author))
