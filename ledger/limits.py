@@ -13,6 +13,7 @@ BATCH_BYTES = 60_000  # entries relayed in one message
 MAX_BATCH_ENTRIES = 512
 
 SLOT_WINDOW = 64  # votes, certificates and proposals further ahead than this are dropped
+MAX_CLOSING = 256  # closing blocks on one boundary block
 MAX_CAUGHT = 1_024  # (validator, epoch) pairs remembered as caught
 MAX_EVIDENCE = 64  # accusations kept until the ledger has them
 EVIDENCE_TTL_MS = 45 * 60_000  # of an evidence entry; it is signed anew while it is not in the ledger
