@@ -7,7 +7,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from contracts.records import Allocation, Genesis
+from contracts.records import Allocation, Genesis, Staking
 from gdf_market import identity, keystore
 from gdf_market.commands.common import App, pass_app
 from gdf_market.commands.session import load_identity, passphrase
@@ -16,6 +16,7 @@ from gdf_market.units import CREDIT, parse_credits
 
 DEFAULT_SUPPLY = 1_000_000 * CREDIT
 VALIDATOR_STAKE = 1_000 * CREDIT
+ENTRY_FEE = 1_000  # micro-credits per started KiB; test networks take none
 
 
 @click.command()
@@ -185,6 +186,8 @@ def _new_genesis(
             heartbeat_ms=heartbeat_ms,
             audit_bond=CREDIT // 10,
             max_void_rounds=5,
+            staking=Staking(bond=VALIDATOR_STAKE),
+            entry_fee=0 if test_network else ENTRY_FEE,
         )
         return decode(encode(genesis), Genesis, max_bytes=1 << 20)
     except (PeerError, msgspec.MsgspecError) as error:
