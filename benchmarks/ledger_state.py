@@ -1,0 +1,94 @@
+"""What a changed record costs in the state root and in the state's map, by the number of accounts.
+
+The contract rules read and write a bounded number of records per entry whatever the state holds; what could grow with
+it is the map of the records and their hash, so those two are measured, on blocks of random payments.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import immutables
+
+from benchmarks.ledger_table import Figure
+from benchmarks.ledger_world import BLOCK_ENTRIES
+from contracts.records import Account, StateRecord
+from ledger.state_hash import StateHash
+
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+BLOCKS = 20
+REPEATS = 5
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+
+Records = immutables.Map[str, StateRecord]
+
+
+def _key(number: int) -> str:
+    """Return a record key of the usual length; the account in it is nobody's."""
+    digits = ""
+    for _ in range(8):
+        number, digit = divmod(number, len(_ALPHABET))
+        digits += _ALPHABET[digit]
+    return "account/12D3KooW" + digits.ljust(44, "x")
+
+
+class _World:
+    """A state of some size under random payments."""
+
+    def __init__(self, accounts: int) -> None:
+        self.accounts = accounts
+        with immutables.Map[str, StateRecord]().mutate() as draft:
+            for number in range(accounts):
+                draft[_key(number)] = Account(balance=1_000_000 + number)
+            self.records: Records = draft.finish()
+        self.sum = StateHash()  # what an update costs does not depend on what is in it
+        self.map_s: list[float] = []  # seconds of a block
+        self.hash_s: list[float] = []
+        self._random = random.Random(accounts)
+
+    def block(self) -> None:
+        """Apply one block: two accounts change per entry."""
+        keys = [_key(self._random.randrange(self.accounts)) for _ in range(2 * BLOCK_ENTRIES)]
+        begin = time.process_time()
+        records = self.records
+        for key in keys:
+            account = records[key]
+            assert isinstance(account, Account)
+            records = records.set(key, Account(balance=account.balance + 1))
+        changes = {key: (self.records[key], records[key]) for key in keys}
+        middle = time.process_time()
+        self.sum = self.sum.changed(changes)
+        self.sum.root()
+        end = time.process_time()
+        self.records = records
+        self.map_s.append(middle - begin)
+        self.hash_s.append(end - middle)
+
+
+def measure(say: Callable[[str], None], *, quick: bool = False) -> list[Figure]:
+    """Return the figures of each size; the sizes take turns, so that they meet the same machine."""
+    worlds = []
+    for size in SIZES[: 2 if quick else None]:
+        say(f"a state of {size:,} accounts")
+        worlds.append(_World(size))
+    for _ in range(REPEATS * BLOCKS):
+        for world in worlds:
+            world.block()
+    return [_figure(world, worlds[0]) for world in worlds]
+
+
+def _figure(world: _World, smallest: _World) -> Figure:
+    map_us, hash_us = (_per_entry_us(times) for times in (world.map_s, world.hash_s))
+    base = _per_entry_us(smallest.map_s) + _per_entry_us(smallest.hash_s)
+    growth = (map_us + hash_us) / base
+    numbers = {"accounts": world.accounts, "map_us": map_us, "hash_us": hash_us, "growth": growth}
+    measured = f"{map_us + hash_us:.1f} µs an entry: hash {hash_us:.1f}, map {map_us:.1f}; {growth:.2f} × the smallest"
+    met = growth <= 1.3 if world is not smallest else None
+    return Figure(f"state root update, {world.accounts:,} accounts", measured, "≤ 1.3 ×", met, numbers)
+
+
+def _per_entry_us(block_s: Sequence[float]) -> float:
+    return statistics.median(block_s) / BLOCK_ENTRIES * 1e6
