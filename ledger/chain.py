@@ -169,6 +169,12 @@ class Chain:
             self.epoch = finality.next
         return finality
 
+    def start_at(self, tip: Tip) -> None:
+        """Make a verified boundary block the head, whatever came before it."""
+        self.head = tip
+        self.candidates = {}
+        self.epoch = epoch_after(self._genesis, tip.height, tip.state, self._rules)
+
     def _drop_orphans(self) -> None:
         kept: dict[str, Executed] = {}
         for candidate, executed in sorted(self.candidates.items(), key=lambda item: item[1].tip.slot):

@@ -11,6 +11,7 @@ from gdf_market.errors import GdfError, PeerError
 from gdf_market.messages import Entry
 from ledger.block import Block, Certificate, Vote
 from ledger.epochs import Epoch
+from ledger.handover import Handover
 from ledger.state_hash import StateHash
 
 # ---- events
@@ -137,7 +138,23 @@ class DropEvidence:
     epoch: int
 
 
-Write = SaveVote | SaveCandidate | SaveBlocks | SaveEvidence | DropEvidence
+@dataclass(frozen=True)
+class SaveSnapshot:
+    """Start anew from a verified state: all records are replaced, votes and candidates deleted."""
+
+    tip: Tip
+    handovers: tuple[Handover, ...]
+    next: Epoch
+
+
+@dataclass(frozen=True)
+class Prune:
+    """Delete blocks below a height, with their entries and events; boundary blocks' headers stay."""
+
+    before: int
+
+
+Write = SaveVote | SaveCandidate | SaveBlocks | SaveEvidence | DropEvidence | SaveSnapshot | Prune
 
 
 @dataclass(frozen=True)
@@ -149,6 +166,7 @@ class Restored:
     votes: tuple[bytes, ...] = ()
     candidates: tuple[bytes, ...] = ()
     evidence: tuple[bytes, ...] = ()
+    oldest: int = 1  # the height from which on all blocks are held
 
 
 # ---- effects
@@ -182,6 +200,23 @@ class Serve:
 
 
 @dataclass(frozen=True)
+class ServeLinks:
+    """Send ``peer`` every message of ``store.link_messages(epoch)``."""
+
+    peer: str
+    epoch: int
+
+
+@dataclass(frozen=True)
+class ServeSnapshot:
+    """Send ``peer`` the message ``store.snapshot_message(key, part)``."""
+
+    peer: str
+    key: str
+    part: int
+
+
+@dataclass(frozen=True)
 class SetTimer:
     """Deliver Timer(name) at ``at_ms``; replaces an earlier one of that name."""
 
@@ -211,4 +246,4 @@ class Misbehaved:
     error: PeerError
 
 
-Effect = Save | Send | Broadcast | Serve | SetTimer | Finalized | Refused | Misbehaved
+Effect = Save | Send | Broadcast | Serve | ServeLinks | ServeSnapshot | SetTimer | Finalized | Refused | Misbehaved

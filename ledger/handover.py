@@ -1,97 +1,65 @@
-"""The chain of validator sets, without the blocks between: what a light client or a snapshot needs of each epoch.
+"""The ends of epochs as they are stored and sent: links of the chain of sets with the signatures of their proposers.
 
-Rules kept here:
-1. The first set is the genesis's.  The next one is committed to by the header of the epoch's boundary block, which a
-   finalize certificate of the set in force covers: itself, or the last of the closing blocks on it.
-2. Nothing of a link is believed before all of it was checked against the set before.
+A light client needs the links alone (ledger/links.py); a node that starts from a snapshot stores the boundary blocks
+and hands them on, so it checks these signatures as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
 
-from contracts.records import Genesis
 from gdf_market import identity
-from gdf_market.codec import AccountId, Record, Signature
+from gdf_market.codec import Record, Signature
 from gdf_market.errors import MalformedError, ensure
-from gdf_market.statements import Header, block_hash, set_hash
-from ledger.block import FINAL, Certificate, Proposal, open_block, open_header, verify_certificate
+from ledger.block import Header, Proposal, open_header
 from ledger.epochs import Epoch
-from ledger.limits import MAX_CLOSING, MAX_VALIDATORS
-
-ValidatorSet = Annotated[tuple[AccountId, ...], msgspec.Meta(max_length=MAX_VALIDATORS)]
+from ledger.links import MAX_CLOSING, Link, SetChain
 
 
-class Link(Record, frozen=True, kw_only=True):
-    """The end of one epoch; ``validators`` is the next set, empty if it is the same as before."""
+class SignedLink(Record, frozen=True, kw_only=True):
+    """A link, and the proposers' signatures over its header and its closing headers."""
 
-    header: msgspec.Raw  # of the boundary block
-    sig: Signature  # its proposer's
-    closing: Annotated[tuple[Proposal, ...], msgspec.Meta(max_length=MAX_CLOSING)]
-    certificate: Certificate
-    validators: ValidatorSet
+    link: Link
+    sigs: Annotated[tuple[Signature, ...], msgspec.Meta(min_length=1, max_length=1 + MAX_CLOSING)]
 
 
 @dataclass(frozen=True)
 class Handover:
-    """A checked link: the boundary block, and the epoch that begins with the next block."""
+    """A checked link: the boundary block, the closing blocks, and the epoch that begins with the next block."""
 
     link: Link
     header: Header
     hash: str
+    sig: str
+    closing: tuple[Proposal, ...]
     next: Epoch
 
 
-def first_epoch(genesis: Genesis) -> Epoch:
-    """Return epoch 0."""
-    return Epoch(0, 1, genesis.staking.epoch_blocks, genesis.validators)
+def follow(chain: SetChain, signed: SignedLink, network: str) -> Handover:
+    """Check the link that ends the chain's epoch and go on to the next one.
 
-
-def follow(link: Link, network: str, epoch: Epoch) -> Handover:
-    """Check the link that ends ``epoch``; raises MalformedError, OversizedError or SignatureError."""
-    header_bytes = bytes(link.header)
-    header = open_header(header_bytes, network)
+    Raises MalformedError or SignatureError; ``chain`` stays where it is then.
+    """
+    link, epoch = signed.link, chain.epoch
+    raws = [bytes(raw) for raw in (link.header, *link.closing)]
+    headers = [open_header(raw, network) for raw in raws]
     ensure(
-        (header.height, header.epoch) == (epoch.last, epoch.number),
-        MalformedError(f"block {header.height} of epoch {header.epoch} does not end epoch {epoch.number}"),
+        len(signed.sigs) == len(raws),
+        MalformedError(f"{len(signed.sigs)} signatures for {len(raws)} headers at the end of epoch {epoch.number}"),
     )
-    ensure(
-        header.proposer == epoch.leader(header.slot),
-        MalformedError(f"slot {header.slot} does not belong to {header.proposer}"),
-    )
-    identity.verify(network, "block", header.proposer, header_bytes, bytes.fromhex(link.sig))
-    hash_ = block_hash(header_bytes)
-    verify_final(link.certificate, network, epoch, header, hash_, link.closing)
-    validators = link.validators or epoch.validators
-    ensure(
-        header.validators == set_hash(validators),
-        MalformedError(f"the validators after block {header.height} are not those that its header names"),
-    )
-    blocks = epoch.last - epoch.first + 1
-    return Handover(link, header, hash_, Epoch(epoch.number + 1, epoch.last + 1, epoch.last + blocks, validators))
-
-
-def verify_final(
-    certificate: Certificate, network: str, epoch: Epoch, header: Header, hash_: str, closing: Iterable[Proposal]
-) -> None:
-    """Raise unless ``certificate`` finalizes a block of ``epoch``: directly, or by the closing blocks on it."""
-    for proposal in closing:
-        block = open_block(proposal, network, epoch.leader(open_header(bytes(proposal.header), network).slot))
-        after = block.header
+    for raw, header, sig in zip(raws, headers, signed.sigs, strict=True):
+        leader = epoch.leader(header.slot)
         ensure(
-            (after.epoch, after.height, after.parent, after.parent_slot, after.entry_count)
-            == (epoch.number, header.height + 1, hash_, header.slot, 0)
-            and after.height > epoch.last
-            and after.slot > header.slot,
-            MalformedError(f"block {after.height} of epoch {after.epoch} does not close epoch {epoch.number}"),
+            header.proposer == leader,
+            MalformedError(f"slot {header.slot} belongs to {leader}, not to {header.proposer}"),
         )
-        header, hash_ = after, block.hash
-    ensure(
-        (certificate.kind, certificate.slot, certificate.hash) == (FINAL, header.slot, hash_),
-        MalformedError(f"the certificate is of {certificate.hash or 'a skipped slot'}, not of block {hash_}"),
+        identity.verify(network, "block", leader, raw, bytes.fromhex(sig))
+    chain.take(link)
+    assert chain.boundary is not None
+    closing = tuple(
+        Proposal(header=raw, sig=sig, entries=()) for raw, sig in zip(link.closing, signed.sigs[1:], strict=True)
     )
-    verify_certificate(certificate, network, epoch.validators, epoch.number)
+    return Handover(link, headers[0], chain.boundary.hash, signed.sigs[0], closing, chain.epoch)

@@ -13,7 +13,6 @@ BATCH_BYTES = 60_000  # entries relayed in one message
 MAX_BATCH_ENTRIES = 512
 
 SLOT_WINDOW = 64  # votes, certificates and proposals further ahead than this are dropped
-MAX_CLOSING = 256  # closing blocks on one boundary block
 MAX_CAUGHT = 1_024  # (validator, epoch) pairs remembered as caught
 MAX_EVIDENCE = 64  # accusations kept until the ledger has them
 EVIDENCE_TTL_MS = 45 * 60_000  # of an evidence entry; it is signed anew while it is not in the ledger
@@ -31,6 +30,12 @@ MAX_PEERS = 256
 SYNC_MESSAGES = 8  # messages that answer one sync request
 SYNC_BYTES = MAX_MESSAGE_BYTES - 1_024
 SYNC_BUFFER_BLOCKS = 512  # fetched blocks (28 MiB at most) that wait for the certificate that covers them
+MAX_LINKS = 64  # links of the chain of validator sets in one message
+PAGE_RECORDS = 512  # records of a snapshot in one message
+RECORD_PART_CHARS = 16_384  # a longer record of a snapshot travels in parts
+MAX_SNAPSHOT_RECORDS = 20_000_000
+MAX_SNAPSHOT_BYTES = 8 << 30  # of record values; memory holds them anyway once they are the state
+SNAPSHOT_WAIT_MS = 4_000  # how long a new node waits for somebody who offers a snapshot
 HELP_BLOCKS = 8  # blocks resent in answer to one status
 HELP_VOTES = 256  # votes resent in answer to one status
 

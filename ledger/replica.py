@@ -43,6 +43,7 @@ from ledger.effects import (
     Misbehaved,
     PeerDown,
     PeerUp,
+    Prune,
     Received,
     ReplicaEvent,
     Restored,
@@ -50,9 +51,12 @@ from ledger.effects import (
     SaveBlocks,
     SaveCandidate,
     SaveEvidence,
+    SaveSnapshot,
     SaveVote,
     Send,
     Serve,
+    ServeLinks,
+    ServeSnapshot,
     SetTimer,
     Started,
     Submitted,
@@ -65,6 +69,7 @@ from ledger.mempool import Mempool
 from ledger.proposals import Proposals
 from ledger.quorum import Position, Quorum
 from ledger.rules import MARKET, Rules
+from ledger.snapshot import Snapshot, SnapshotSync
 from ledger.status import make_status, missing_for
 from ledger.sync import CatchUp, Peer
 from ledger.watch import Accusation, Watch
@@ -80,8 +85,19 @@ class Replica:
     """The finalized ledger, agreement on the next blocks, and the entries that wait for them."""
 
     def __init__(
-        self, genesis: Genesis, identity: Identity | None, restored: Restored | None, *, rules: Rules = MARKET
+        self,
+        genesis: Genesis,
+        identity: Identity | None,
+        restored: Restored | None,
+        *,
+        rules: Rules = MARKET,
+        from_snapshot: bool = False,
+        keep_epochs: int | None = None,
     ) -> None:
+        """``from_snapshot``: a new ledger begins at the newest boundary block that a peer offers, if there is one.
+
+        ``keep_epochs``: when an epoch ends, blocks older than so many epochs are deleted (None: keep all).
+        """
         head = restored.tip if restored is not None else genesis_tip(genesis, rules)
         self.genesis = genesis
         self.network = rules.network_id(genesis)
@@ -93,6 +109,10 @@ class Replica:
         self._watch = Watch(self.network, identity.account if identity is not None else None)
         self._admission = Admission(self.network, rules, seen)
         self._catch_up = CatchUp(self.network)
+        new = from_snapshot and head.height == 0
+        self._snapshots = SnapshotSync(genesis, self.network, rules) if new else None
+        self._keep_epochs = keep_epochs
+        self._oldest = restored.oldest if restored is not None else 1
         self._now = 0
         self._started = False
         self._parent: Tip | None = None  # what the frontier's leader builds on; None while it is missing here
@@ -189,6 +209,8 @@ class Replica:
                 self._greet(peer)
             case PeerDown(peer):
                 self._catch_up.peers.pop(peer, None)
+                if self._snapshots is not None:
+                    self._snapshots.leave(peer)
             case Submitted(entry):
                 self._effects += self._admission.submit(entry, self._tip(), self._now)
             case Received(peer, data):
@@ -202,7 +224,7 @@ class Replica:
         self._effects.append(Broadcast(data, exclude))
 
     def _status(self) -> wire.Status:
-        return make_status(self.network, self.height, self._quorum, self._proposals)
+        return make_status(self.network, self.height, self._oldest, self._quorum, self._proposals)
 
     def _greet(self, peer: str) -> None:
         if len(self._catch_up.peers) < limits.MAX_PEERS:
@@ -224,12 +246,25 @@ class Replica:
                 self._effects += self._admission.receive(peer, raws, self._tip(), self._now)
             case wire.Status():
                 self._on_status(peer, message)
-            case wire.SyncRequest():
-                known = self._catch_up.peers.get(peer)
-                if known is not None and message.height <= self.height and known.may_serve(self._now):
-                    self._effects.append(Serve(peer, max(1, message.height)))
             case wire.SyncResponse():
                 self._on_blocks(peer, message)
+            case wire.Links() | wire.SnapshotPage():
+                self._on_snapshot(peer, message)
+            case _:
+                self._serve(peer, message)
+
+    def _serve(self, peer: str, message: wire.SyncRequest | wire.LinksRequest | wire.SnapshotRequest) -> None:
+        known = self._catch_up.peers.get(peer)
+        if known is None or not known.may_serve(self._now, 8 if isinstance(message, wire.SyncRequest) else 1):
+            return
+        match message:
+            case wire.SyncRequest(height=height):
+                if self._oldest <= max(1, height) <= self.height:
+                    self._effects.append(Serve(peer, max(1, height)))
+            case wire.LinksRequest(epoch=epoch):
+                self._effects.append(ServeLinks(peer, epoch))
+            case wire.SnapshotRequest(key=key, part=part):
+                self._effects.append(ServeSnapshot(peer, key, part))
 
     def _on_vote(self, peer: str, vote: Vote, data: bytes) -> None:
         if vote.epoch != self.epoch.number:
@@ -284,7 +319,9 @@ class Replica:
         known = self._catch_up.peers.get(peer)
         if known is None:
             return
-        known.height = status.height
+        known.height, known.oldest = status.height, status.oldest
+        if self._snapshots is not None:
+            self._snapshots.offer(peer, status.snapshot, self._now)
         if status.height > self.height or not known.may_help(self._now):
             return
         if status.height < self.height:
@@ -305,6 +342,46 @@ class Replica:
             assert finality is not None
             self._on_finalized(finality, fetched.certificate)
             items = fetched.rest
+
+    # ---- starting from a snapshot
+
+    def _on_snapshot(self, peer: str, message: wire.Links | wire.SnapshotPage) -> None:
+        if self._snapshots is None:
+            return
+        if isinstance(message, wire.Links):
+            self._ask(peer, self._snapshots.on_links(peer, message.epoch, message.links, self._now))
+        else:
+            self._ask(peer, self._snapshots.on_page(peer, message, self._now))
+
+    def _ask(self, peer: str, found: wire.LinksRequest | wire.SnapshotRequest | Snapshot | None) -> None:
+        if isinstance(found, Snapshot):
+            self._install(found)
+        elif found is not None:
+            self._effects.append(Send(peer, encode(found)))
+
+    def _install(self, snapshot: Snapshot) -> None:
+        self._snapshots = None
+        if snapshot.tip.height <= self.height:
+            return  # agreement or another peer was faster
+        self._writes.append(SaveSnapshot(snapshot.tip, snapshot.handovers, snapshot.next))
+        self._oldest = snapshot.tip.height + 1
+        self._chain.start_at(snapshot.tip)
+        self._enter_epoch()
+        self._parent, self._tip_hash = None, ""
+        self._effects.append(Finalized(snapshot.tip.height, snapshot.tip.time_ms, (), ()))
+
+    def _catch_up_now(self) -> None:
+        """Ask for what others have and we lack: a snapshot first, if we want one and somebody has it."""
+        if self._snapshots is not None:
+            wanted = self._snapshots.request(self._now)
+            if wanted is not None:
+                self._ask(*wanted)
+            if not self._snapshots.given_up:
+                return
+            self._snapshots = None
+        request = self._catch_up.request(self._chain.head, self._now)
+        if request is not None:
+            self._effects.append(Send(request[0], encode(wire.SyncRequest(height=request[1]))))
 
     # ---- equivocation
 
@@ -355,9 +432,7 @@ class Replica:
         while self._execute_ready() or self._vote() or self._finalize() or self._propose() or self._skip():
             pass
         self._effects += self._admission.relay(self._now)
-        request = self._catch_up.request(self._chain.head, self._now)
-        if request is not None:
-            self._effects.append(Send(request[0], encode(wire.SyncRequest(height=request[1]))))
+        self._catch_up_now()
         if self._now >= self._status_deadline():
             self._status_ms = self._now
             self._send_all(encode(self._status()))
@@ -427,7 +502,16 @@ class Replica:
             self._enter_epoch()
             self._parent = None
             self._accuse_again()
+            self._prune()
         self._watch.prune(self.epoch.number, self._quorum.root.slot)
+
+    def _prune(self) -> None:
+        if self._keep_epochs is None:
+            return
+        kept = self.epoch.first - self._keep_epochs * (self.epoch.last - self.epoch.first + 1)
+        if kept > self._oldest:
+            self._writes.append(Prune(kept))
+            self._oldest = kept
 
     # ---- leading and passing over
 
@@ -513,7 +597,8 @@ class Replica:
 
     def _arm(self) -> None:
         deadlines = [self._status_deadline(), self._admission.relay_deadline()]
-        deadlines.append(self._catch_up.deadline(self._chain.head))
+        waiting = self._snapshots
+        deadlines.append(waiting.deadline() if waiting is not None else self._catch_up.deadline(self._chain.head))
         leads, may_skip = self._leads(), self._quorum.may_skip(self._quorum.frontier)
         if leads or may_skip:
             situation = self._situation()

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import msgspec
 import sqlalchemy
 from sqlalchemy.dialects.sqlite import insert
-from sqlmodel import col
+from sqlmodel import col, select
 
 from contracts.records import StateRecord
 from gdf_market.codec import encode
-from ledger.block import Block
-from ledger.effects import Executed, SaveBlocks
+from ledger.effects import Executed, SaveBlocks, SaveSnapshot
 from ledger.epochs import Epoch
+from ledger.handover import Handover
+from ledger.kinds import kind_of
 from ledger.tables import (
     BlockRow,
     CandidateRow,
@@ -23,6 +24,7 @@ from ledger.tables import (
     EventRow,
     MetaRow,
     RecordRow,
+    UndoRow,
     VoteRow,
 )
 
@@ -30,7 +32,7 @@ from ledger.tables import (
 def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
     """Write records that are new or changed at a height."""
     rows = [
-        {"key": key, "kind": type(record).__name__.lower(), "value": encode(record), "height": height}
+        {"key": key, "kind": kind_of(record), "value": encode(record), "height": height}
         for key, record in records.items()
     ]
     if rows:
@@ -58,14 +60,78 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     connection.execute(
         sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
     )
+    _put_undo(connection, write)
     votes, candidates = sqlalchemy.delete(VoteRow), sqlalchemy.delete(CandidateRow)
     if write.next is None:
         votes = votes.where(col(VoteRow.slot) <= last.tip.slot)
         candidates = candidates.where(col(CandidateRow.slot) <= last.tip.slot)
     else:
-        _put_epoch(connection, write.next, last.tip.height, write.closing)
+        _put_epoch(connection, write.next, last.tip.height, [block.raw for block in write.closing])
     connection.execute(votes)
     connection.execute(candidates)
+
+
+def _put_undo(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
+    """Keep what records were at the last boundary block, or begin anew at this one."""
+    if write.next is not None:
+        connection.execute(sqlalchemy.delete(UndoRow))
+        return
+    if write.blocks[0].block.header.epoch == 0:
+        return  # nobody starts from the genesis by a snapshot
+    rows = [
+        {"key": key, "kind": kind_of(old) if old else "", "value": encode(old) if old else None}
+        for executed in write.blocks
+        for key, (old, _) in executed.transition.changes.items()
+    ]
+    if rows:
+        connection.execute(insert(UndoRow).on_conflict_do_nothing(), rows)  # the first change counts
+
+
+def put_snapshot(connection: sqlalchemy.Connection, write: SaveSnapshot) -> None:
+    """Replace the state, and write the epochs and boundary blocks that lead to it."""
+    for model in (RecordRow, UndoRow, VoteRow, CandidateRow):
+        connection.execute(sqlalchemy.delete(model))
+    put_records(connection, dict(write.tip.state.records.items()), write.tip.height)
+    known = set(connection.execute(select(BlockRow.height)).scalars())
+    for handover in write.handovers:
+        if handover.header.height not in known:
+            connection.execute(insert(BlockRow), _boundary_row(handover))
+            _put_epoch(connection, handover.next, handover.header.height, [encode(each) for each in handover.closing])
+    put_meta(connection, "state_sum", write.tip.sum.to_bytes())
+    put_meta(connection, "oldest", str(write.tip.height + 1).encode())
+
+
+def _boundary_row(handover: Handover) -> dict[str, object]:
+    header = handover.header
+    return {
+        "height": header.height,
+        "hash": handover.hash,
+        "slot": header.slot,
+        "time_ms": header.time_ms,
+        "proposer": header.proposer,
+        "entry_count": header.entry_count,
+        "state_root": header.state_root,
+        "header": bytes(handover.link.header),
+        "signature": handover.sig,
+        "certified_height": header.height,
+        "certificate": encode(handover.link.certificate),
+    }
+
+
+def put_meta(connection: sqlalchemy.Connection, key: str, value: bytes) -> None:
+    """Write one fact."""
+    connection.execute(insert(MetaRow).prefix_with("OR REPLACE"), {"key": key, "value": value})
+
+
+def prune(connection: sqlalchemy.Connection, before: int) -> None:
+    """Delete blocks below a height, their entries and events; boundary blocks' headers stay."""
+    boundaries = select(EpochRow.first_height - 1)
+    connection.execute(
+        sqlalchemy.delete(BlockRow).where(col(BlockRow.height) < before, col(BlockRow.height).not_in(boundaries))
+    )
+    for model in (EntryRow, EventRow):
+        connection.execute(sqlalchemy.delete(model).where(col(model.height) < before))
+    put_meta(connection, "oldest", str(before).encode())
 
 
 def put_first_epoch(connection: sqlalchemy.Connection, epoch: Epoch) -> None:
@@ -73,10 +139,10 @@ def put_first_epoch(connection: sqlalchemy.Connection, epoch: Epoch) -> None:
     _put_epoch(connection, epoch, 0, ())
 
 
-def _put_epoch(connection: sqlalchemy.Connection, epoch: Epoch, boundary: int, closing: Sequence[Block]) -> None:
+def _put_epoch(connection: sqlalchemy.Connection, epoch: Epoch, boundary: int, closing: Sequence[bytes]) -> None:
     row = {"number": epoch.number, "first_height": epoch.first, "validators": encode(list(epoch.validators))}
     connection.execute(insert(EpochRow), row)
-    rows = [{"boundary": boundary, "position": index, "raw": block.raw} for index, block in enumerate(closing)]
+    rows = [{"boundary": boundary, "position": index, "raw": raw} for index, raw in enumerate(closing)]
     if rows:
         connection.execute(insert(ClosingRow), rows)
 

@@ -10,13 +10,15 @@ from ledger.quorum import Quorum
 from ledger.wire import MAX_VOTE_SLOTS, Status, VotesSeen, bitmap, in_bitmap
 
 
-def make_status(network: str, height: int, quorum: Quorum, proposals: Proposals) -> Status:
+def make_status(network: str, height: int, oldest: int, quorum: Quorum, proposals: Proposals) -> Status:
     """Describe what a node holds above its last finalized block."""
     return Status(
         network=network,
         epoch=quorum.epoch.number,
         height=height,
         slot=quorum.root.slot,
+        oldest=oldest,
+        snapshot=quorum.epoch.first - 1,
         frontier=quorum.frontier,
         notarized=tuple(sorted(quorum.notarized)[-limits.SLOT_WINDOW :]),
         skipped=tuple(sorted(quorum.skipped)[-limits.SLOT_WINDOW :]),

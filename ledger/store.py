@@ -28,10 +28,22 @@ from gdf_market.codec import Record, decode, encode
 from gdf_market.errors import GdfError, StorageError, ensure
 from ledger.block import Certificate, Proposal, open_header
 from ledger.chain import genesis_tip
-from ledger.effects import DropEvidence, Restored, SaveBlocks, SaveCandidate, SaveEvidence, SaveVote, Tip, Write
+from ledger.effects import (
+    DropEvidence,
+    Prune,
+    Restored,
+    SaveBlocks,
+    SaveCandidate,
+    SaveEvidence,
+    SaveSnapshot,
+    SaveVote,
+    Tip,
+    Write,
+)
 from ledger.epochs import epoch_after
+from ledger.kinds import MAX_RECORD_BYTES, RECORD_KINDS
 from ledger.limits import SYNC_BYTES, SYNC_MESSAGES
-from ledger.rows import put_blocks, put_first_epoch, put_records
+from ledger.rows import prune, put_blocks, put_first_epoch, put_records, put_snapshot
 from ledger.rules import MARKET, Rules
 from ledger.state_hash import StateHash
 from ledger.tables import (
@@ -44,19 +56,18 @@ from ledger.tables import (
     EvidenceRow,
     MetaRow,
     RecordRow,
+    UndoRow,
     VoteRow,
 )
 from ledger.wire import SyncBlock, SyncResponse
 
 SCHEMA = b"2"
-MAX_RECORD_BYTES = 64 << 20
-RECORD_KINDS: dict[str, type[StateRecord]] = {kind.__name__.lower(): kind for kind in typing.get_args(StateRecord)}
 
 _TABLES = [
     SQLModel.metadata.tables[str(model.__tablename__)]
     for model in (
         *(MetaRow, BlockRow, EntryRow, EventRow, RecordRow, VoteRow, CandidateRow),
-        *(EpochRow, ClosingRow, EvidenceRow),
+        *(EpochRow, ClosingRow, EvidenceRow, UndoRow),
     )
 ]
 _Row = typing.TypeVar("_Row", bound=SQLModel)
@@ -166,6 +177,10 @@ class LedgerStore:
                     case SaveEvidence(accused, epoch, raw):
                         row = {"accused": accused, "epoch": epoch, "raw": raw}
                         connection.execute(insert(EvidenceRow).prefix_with("OR REPLACE"), row)
+                    case SaveSnapshot():
+                        put_snapshot(connection, write)
+                    case Prune(before):
+                        prune(connection, before)
                     case DropEvidence(accused, epoch):
                         condition = (col(EvidenceRow.accused) == accused, col(EvidenceRow.epoch) == epoch)
                         connection.execute(sqlalchemy.delete(EvidenceRow).where(*condition))
@@ -189,6 +204,7 @@ class LedgerStore:
             votes=tuple(row.raw for row in votes),
             candidates=tuple(row.raw for row in candidates),
             evidence=tuple(row.raw for row in evidence),
+            oldest=self.oldest(),
         )
 
     def _tip(self) -> Tip:
@@ -210,7 +226,8 @@ class LedgerStore:
         with self._guard(), Session(self._engine) as session:
             return session.get(kind, key)
 
-    def _all(self, statement: Any) -> list[Any]:
+    def all(self, statement: Any) -> list[Any]:
+        """Return the rows of a query; raises StorageError."""
         with self._guard(), Session(self._engine) as session:
             return list(session.exec(statement).all())
 
@@ -232,24 +249,34 @@ class LedgerStore:
         rows = self.blocks(1)
         return rows[0] if rows else None
 
+    def oldest(self) -> int:
+        """Return the height from which on all blocks are here; 1 unless the ledger was pruned or began later."""
+        row = self._one(MetaRow, "oldest")
+        return int(row.value) if row is not None else 1
+
+    def boundary(self) -> int:
+        """Return the height of the last boundary block; 0 in the first epoch."""
+        rows = self.all(select(EpochRow).order_by(col(EpochRow.number).desc()).limit(1))
+        return rows[0].first_height - 1 if rows else 0
+
     def block(self, height: int) -> BlockRow | None:
         """Return the finalized block of a height."""
         return self._one(BlockRow, height)
 
     def block_by_hash(self, hash_: str) -> BlockRow | None:
         """Return the finalized block of a hash."""
-        rows = self._all(select(BlockRow).where(col(BlockRow.hash) == hash_))
+        rows = self.all(select(BlockRow).where(col(BlockRow.hash) == hash_))
         return rows[0] if rows else None
 
     def blocks(self, limit: int, before: int | None = None) -> list[BlockRow]:
         """Return up to ``limit`` blocks below a height, newest first."""
         statement = select(BlockRow).order_by(col(BlockRow.height).desc()).limit(limit)
-        return self._all(statement if before is None else statement.where(col(BlockRow.height) < before))
+        return self.all(statement if before is None else statement.where(col(BlockRow.height) < before))
 
     def blocks_from(self, height: int, limit: int) -> list[BlockRow]:
         """Return up to ``limit`` blocks from a height on, oldest first."""
         statement = select(BlockRow).where(col(BlockRow.height) >= height)
-        return self._all(statement.order_by(col(BlockRow.height)).limit(limit))
+        return self.all(statement.order_by(col(BlockRow.height)).limit(limit))
 
     def entry(self, entry_id: str) -> EntryRow | None:
         """Return a finalized entry."""
@@ -258,7 +285,7 @@ class LedgerStore:
     def block_entries(self, height: int) -> list[EntryRow]:
         """Return a block's entries in order."""
         statement = select(EntryRow).where(col(EntryRow.height) == height).order_by(col(EntryRow.position))
-        return self._all(statement)
+        return self.all(statement)
 
     def entries(
         self,
@@ -274,7 +301,7 @@ class LedgerStore:
         for column, value in ((EntryRow.job, job), (EntryRow.author, author), (EntryRow.kind, kind)):
             if value is not None:
                 statement = statement.where(col(column) == value)
-        return self._all(statement if before is None else statement.where(col(EntryRow.height) < before))
+        return self.all(statement if before is None else statement.where(col(EntryRow.height) < before))
 
     def events(
         self,
@@ -294,7 +321,7 @@ class LedgerStore:
         for column, value in ((EventRow.job, job), (EventRow.kind, kind), (EventRow.height, height)):
             if value is not None:
                 statement = statement.where(col(column) == value)
-        return self._all(statement if before is None else statement.where(col(EventRow.id) < before))
+        return self.all(statement if before is None else statement.where(col(EventRow.id) < before))
 
     def record(self, key: str) -> StateRecord | None:
         """Return the current record under a key."""
@@ -309,7 +336,7 @@ class LedgerStore:
             statement = statement.where(col(RecordRow.key) >= prefix, col(RecordRow.key) < prefix + "\U0010ffff")
         if kind is not None:
             statement = statement.where(col(RecordRow.kind) == kind)
-        return {row.key: self._record(row) for row in self._all(statement)}
+        return {row.key: self._record(row) for row in self.all(statement)}
 
     def _record(self, row: RecordRow) -> StateRecord:
         kind = RECORD_KINDS.get(row.kind)
@@ -328,7 +355,7 @@ class LedgerStore:
     def epoch_at(self, height: int) -> tuple[int, tuple[str, ...]]:
         """Return the number of a height's epoch, and its validators.  Raises StorageError when it is not here."""
         statement = select(EpochRow).where(col(EpochRow.first_height) <= height)
-        rows = self._all(statement.order_by(col(EpochRow.first_height).desc()).limit(1))
+        rows = self.all(statement.order_by(col(EpochRow.first_height).desc()).limit(1))
         if not rows:
             raise StorageError(f"{self.path} knows no validators of block {height}; delete the file and sync again")
         return rows[0].number, validators_of(rows[0])
@@ -371,7 +398,7 @@ class LedgerStore:
     def closing(self, boundary: int) -> list[Proposal]:
         """Return the closing blocks that lead from an epoch's boundary block to the certified one; mostly none."""
         statement = select(ClosingRow).where(col(ClosingRow.boundary) == boundary).order_by(col(ClosingRow.position))
-        return [self._decode(row.raw, Proposal) for row in self._all(statement)]
+        return [self._decode(row.raw, Proposal) for row in self.all(statement)]
 
 
 def validators_of(row: EpochRow) -> tuple[str, ...]:

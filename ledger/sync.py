@@ -26,17 +26,18 @@ class Peer:
     """What is known of a connected node, and when it was last served."""
 
     height: int = 0
+    oldest: int = 1  # from which height on it holds all blocks
     helped_ms: int = -limits.HELP_INTERVAL_MS
     asked_ms: int = -1  # when it was last asked for blocks
     serve_second: int = -1
-    served: int = 0
+    served: int = 0  # in that second, in eighths of an answer to a sync request
 
-    def may_serve(self, now_ms: int) -> bool:
-        """Count one answer to a sync request; False beyond the rate."""
+    def may_serve(self, now_ms: int, weight: int = 8) -> bool:
+        """Count one answer to a request; False beyond the rate."""
         if self.serve_second != now_ms // 1_000:
             self.serve_second, self.served = now_ms // 1_000, 0
-        self.served += 1
-        return self.served <= SERVES_PER_SECOND
+        self.served += weight
+        return self.served <= 8 * SERVES_PER_SECOND
 
     def may_help(self, now_ms: int) -> bool:
         """Note one answer to a status; False when the last was just now."""
@@ -76,13 +77,16 @@ class CatchUp:
 
     def is_behind(self, head: Tip) -> bool:
         """Say whether a peer claims more finalized blocks."""
-        wanted = self._next_height(head)
-        return any(peer.height >= wanted for peer in self.peers.values())
+        return bool(self._able(self._next_height(head)))
+
+    def _able(self, wanted: int) -> dict[str, Peer]:
+        """Return the peers that claim to hold a block and those after it."""
+        return {name: peer for name, peer in self.peers.items() if peer.oldest <= wanted <= peer.height}
 
     def request(self, head: Tip, now_ms: int) -> tuple[str, int] | None:
         """Return (peer, height) to ask now, if it is time to."""
         wanted = self._next_height(head)
-        ahead = {name: peer for name, peer in self.peers.items() if peer.height >= wanted}
+        ahead = self._able(wanted)
         if not ahead:
             self._behind_ms = self._asked = None
             return None

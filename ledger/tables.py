@@ -1,7 +1,7 @@
 """SQLite tables of a node's ledger (SQLModel), shared by the store that writes and all that only read.
 
 Finalized history: ``block``, ``entry``, ``event``, ``epoch``, ``closing``.  Current state after the
-last finalized block: ``record``.  Agreement in progress: ``vote``,
+last finalized block: ``record``; ``undo`` leads back to the last boundary block's.  Agreement in progress: ``vote``,
 ``candidate``, ``evidence``.  One row per fact of its own: ``meta``.
 """
 
@@ -11,7 +11,8 @@ from sqlmodel import Field, SQLModel
 
 
 class MetaRow(SQLModel, table=True):
-    """``genesis`` (canonical bytes), ``schema`` (version), ``state_sum`` (the state hash's accumulator)."""
+    """``genesis`` (canonical bytes), ``schema`` (version), ``state_sum`` (the state hash's accumulator), and, unless
+    all blocks are here, ``oldest`` (the height from which on they are, decimal)."""
 
     __tablename__ = "meta"
     key: str = Field(primary_key=True)
@@ -94,6 +95,15 @@ class ClosingRow(SQLModel, table=True):
     boundary: int = Field(primary_key=True)  # height of the boundary block
     position: int = Field(primary_key=True)
     raw: bytes  # the block's proposal message
+
+
+class UndoRow(SQLModel, table=True):
+    """What a record was at the last boundary block, if it changed since: with ``record`` it gives that state."""
+
+    __tablename__ = "undo"
+    key: str = Field(primary_key=True)
+    kind: str
+    value: bytes | None  # None: it did not exist
 
 
 class EvidenceRow(SQLModel, table=True):

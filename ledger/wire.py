@@ -9,10 +9,19 @@ import msgspec
 
 from gdf_market.codec import Hash, Record, UInt, decode, encode
 from ledger.block import Certificate, Message, Proposal, Vote, entries_size
-from ledger.limits import BATCH_BYTES, MAX_BATCH_ENTRIES, SLOT_WINDOW
+from ledger.handover import SignedLink
+from ledger.limits import (
+    BATCH_BYTES,
+    MAX_BATCH_ENTRIES,
+    MAX_LINKS,
+    PAGE_RECORDS,
+    RECORD_PART_CHARS,
+    SLOT_WINDOW,
+)
 
 Bitmap = Annotated[str, msgspec.Meta(pattern=r"\A([1-9a-f][0-9a-f]{0,24})?\Z")]  # of validator positions, hex
 SlotList = Annotated[tuple[UInt, ...], msgspec.Meta(max_length=SLOT_WINDOW)]
+RecordKey = Annotated[str, msgspec.Meta(max_length=300)]
 MAX_VOTE_SLOTS = 16
 
 
@@ -38,6 +47,8 @@ class Status(Message, frozen=True, kw_only=True, tag="status"):
     epoch: UInt
     height: UInt
     slot: UInt  # of the last finalized block
+    oldest: UInt  # the lowest height from which on it holds all blocks
+    snapshot: UInt  # the boundary block whose state it can send; 0 if none
     frontier: UInt
     notarized: SlotList
     skipped: SlotList
@@ -65,7 +76,57 @@ class SyncResponse(Message, frozen=True, kw_only=True, tag="sync_response"):
     more: bool
 
 
-AnyMessage = Proposal | Vote | Certificate | Entries | Status | SyncRequest | SyncResponse
+class LinksRequest(Message, frozen=True, kw_only=True, tag="links_request"):
+    """Ask for the chain of validator sets from the end of an epoch on."""
+
+    epoch: UInt
+
+
+class Links(Message, frozen=True, kw_only=True, tag="links"):
+    """Links of consecutive epochs, the first of which ends ``epoch``; none if that one has not ended."""
+
+    epoch: UInt
+    links: Annotated[tuple[SignedLink, ...], msgspec.Meta(max_length=MAX_LINKS)]
+
+
+class SnapshotRequest(Message, frozen=True, kw_only=True, tag="snapshot_request"):
+    """Ask for the state after the boundary block of a height: what follows the first ``part`` parts of ``key``."""
+
+    height: UInt
+    key: RecordKey
+    part: UInt
+
+
+class SnapshotRecord(Record, frozen=True, kw_only=True):
+    """A record of the state; a long one comes in several parts, all but the last with ``more``."""
+
+    key: RecordKey
+    kind: Annotated[str, msgspec.Meta(max_length=20)]
+    value: Annotated[str, msgspec.Meta(max_length=RECORD_PART_CHARS)]
+    more: bool
+
+
+class SnapshotPage(Message, frozen=True, kw_only=True, tag="snapshot_page"):
+    """Records in the order of their keys; ``done``: these are the last ones."""
+
+    height: UInt  # of the boundary block; another one than asked for if that one is no longer held
+    records: Annotated[tuple[SnapshotRecord, ...], msgspec.Meta(max_length=PAGE_RECORDS)]
+    done: bool
+
+
+AnyMessage = (
+    Proposal
+    | Vote
+    | Certificate
+    | Entries
+    | Status
+    | SyncRequest
+    | SyncResponse
+    | LinksRequest
+    | Links
+    | SnapshotRequest
+    | SnapshotPage
+)
 
 
 def read(data: bytes) -> AnyMessage:

@@ -22,6 +22,7 @@ from gdf_market.identity import Identity
 from gdf_market.messages import Entry
 from ledger import effects as core
 from ledger.replica import Replica
+from ledger.serving import links_message, snapshot_message
 from ledger.store import LedgerStore
 
 if TYPE_CHECKING:
@@ -163,6 +164,10 @@ class LedgerService:
                 case core.Serve(peer=peer, height=height):
                     for message in await trio.to_thread.run_sync(self.store.sync_messages, height):
                         self._send(peer, message)
+                case core.ServeLinks(peer=peer, epoch=epoch):
+                    self._send(peer, await trio.to_thread.run_sync(links_message, self.store, epoch))
+                case core.ServeSnapshot(peer=peer, key=key, part=part):
+                    self._send(peer, await trio.to_thread.run_sync(snapshot_message, self.store, key, part))
                 case _:
                     self._carry_out(effect)
 

@@ -398,7 +398,17 @@ def test_serving_history_is_limited_per_second() -> None:
 
 def status(**changes: object) -> wire.Status:
     empty = wire.Status(
-        network=NETWORK, epoch=0, height=0, slot=0, frontier=1, notarized=(), skipped=(), blocks=(), votes=()
+        network=NETWORK,
+        epoch=0,
+        height=0,
+        slot=0,
+        oldest=1,
+        snapshot=0,
+        frontier=1,
+        notarized=(),
+        skipped=(),
+        blocks=(),
+        votes=(),
     )
     return msgspec.structs.replace(empty, **changes)
 
