@@ -40,10 +40,6 @@ def process_audit_commit(draft: Draft, body: AuditCommit) -> None:
     round_ = present(draft.round(body.job, body.round))
     # pay that went out cannot be taken back
     ensure(unit.status == "accepted", RuleError(f"slot {unit.slot} of round {unit.round} is {unit.status}"))
-    ensure(
-        body.author in get_eligible_auditors(draft, round_, unit.worker),
-        RuleError(f"{body.author} may not audit this unit: only validators and the round's other workers may"),
-    )
     ensure(body.author not in unit.auditors, RuleError(f"{body.author} audits this unit already"))
     _check_role(draft, body, unit, round_)
     bond = draft.network().audit_bond
@@ -86,6 +82,11 @@ def _check_role(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> N
         named = {(t.slot, t.auditor) for t in round_.targets if t.status == "pending"}
         ensure((unit.slot, body.author) in named, RuleError(f"{body.author} was not named to audit this unit"))
         return
+    # whoever was named was eligible then, and stays named when it leaves the validator set; a ticket counts today
+    ensure(
+        body.author in get_eligible_auditors(draft, round_, unit.worker),
+        RuleError(f"{body.author} may not audit this unit: only validators and the round's other workers may"),
+    )
     ensure(
         len(unit.auditors) < MAX_AUDITS_PER_UNIT,
         RuleError(f"the unit has {len(unit.auditors)} auditors; no more than {MAX_AUDITS_PER_UNIT} tickets are taken"),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from contracts.block import BlockContext, Transition, apply_block, next_wake_ms, select_entries
-from contracts.records import Account, Allocation, Audit, Bid, Event, Genesis, Job, Round, Unit
+from contracts.records import Account, Allocation, Audit, Bid, Event, Genesis, Job, Round, Staking, Unit, Validator
 from contracts.state import State, genesis_state, network_id
 from contracts.views import Action, pending_actions
 from gdf_market import merkle, vrf
@@ -49,6 +49,7 @@ from gdf_market.messages import (
 )
 from gdf_market.messages import Bid as BidBody
 from gdf_market.units import CREDIT
+from tests.contracts_staking import check_validators
 
 START_MS = 1_700_000_000_000
 STEPS = 6
@@ -81,8 +82,9 @@ def text_hash(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def make_genesis(balances: dict[str, int], validators: Iterable[str], **changes: int) -> Genesis:
-    fields: dict[str, int] = {"audit_bond": 5 * CREDIT, "max_void_rounds": 3} | changes
+def make_genesis(balances: dict[str, int], validators: Iterable[str], **changes: int | Staking) -> Genesis:
+    """Return a test network's genesis; each validator has a bond of one credit."""
+    fields: dict[str, int | Staking] = {"audit_bond": 5 * CREDIT, "max_void_rounds": 3} | changes
     return Genesis(
         name="test",
         test_network=True,
@@ -94,7 +96,7 @@ def make_genesis(balances: dict[str, int], validators: Iterable[str], **changes:
         validators=tuple(key_of(name).account for name in validators),
         block_ms=1_000,
         heartbeat_ms=5_000,
-        **fields,
+        **fields,  # type: ignore[arg-type]
     )
 
 
@@ -142,12 +144,17 @@ class Actor:
 
 @dataclass
 class World:
-    """``time_ms`` is the time of the last block; ``block`` makes the next one."""
+    """``time_ms`` is the time of the last block; ``block`` makes the next one.
+
+    Blocks have no proposer unless ``rotates``; then the members take turns, without the accounts in ``down``.
+    """
 
     balances: dict[str, int]
     validators: tuple[str, ...] = ("val",)
-    genesis_changes: dict[str, int] = field(default_factory=dict)
+    genesis_changes: dict[str, int | Staking] = field(default_factory=dict)
     check: bool = True
+    rotates: bool = False
+    down: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.genesis = make_genesis(self.balances, self.validators, **self.genesis_changes)
@@ -158,9 +165,9 @@ class World:
         self.nonce = 0
         self.events: list[Event] = []
         self.entries: list[Entry] = []
-        self.pots = Counter(
-            {each.account: each.balance for each in self.genesis.allocations}  # rebuilt from events alone
-        )
+        self.pots: Counter[object] = Counter()  # rebuilt from events alone
+        for each in self.genesis.allocations:
+            self.pots |= Counter({each.account: each.balance, ("stake", each.account): each.stake})
         self.actors: dict[str, Actor] = {}
 
     # entries
@@ -207,7 +214,14 @@ class World:
 
     def context(self, dt: int = 1_000) -> BlockContext:
         beacon = text_hash("beacon", self.height + 1)
-        return BlockContext(height=self.height + 1, time_ms=self.time_ms + dt, beacon=beacon, proposer="")
+        proposer = self.leader() if self.rotates else ""
+        return BlockContext(height=self.height + 1, time_ms=self.time_ms + dt, beacon=beacon, proposer=proposer)
+
+    def leader(self) -> str:
+        """Return whose turn the next block is."""
+        seats = self.state.network().validators
+        up = [account for account in seats if account not in self.down] or seats
+        return up[self.height % len(up)]
 
     def block(self, *entries: Entry, dt: int = 1_000) -> Transition:
         """Apply a block and check everything that must hold after any block."""
@@ -239,6 +253,18 @@ class World:
 
     def balance(self, name: str) -> int:
         return self.state.account(key_of(name).account).balance
+
+    def stake(self, name: str) -> int:
+        return self.state.account(key_of(name).account).stake
+
+    def validator(self, name: str) -> Validator:
+        found = self.state.validator(key_of(name).account)
+        assert found is not None
+        return found
+
+    def at_boundary(self) -> bool:
+        """Say whether the last block ended an epoch."""
+        return self.height % self.genesis.staking.epoch_blocks == 0
 
     def job(self, job: str) -> Job:
         found = self.state.job(job)
@@ -434,6 +460,8 @@ def pot_name(event: Event, side: str) -> object:
         return (side, event.job, event.round, event.slot)
     if side == "bond":
         return (side, event.job, event.account, event.round, event.slot)
+    if side == "stake":
+        return (side, event.account)
     assert side in ("escrow", "audit_escrow"), side
     return (side, event.job)
 
@@ -451,6 +479,7 @@ def pots_of(state: State) -> Counter[object]:
         match record:
             case Account():
                 pots[key.removeprefix("account/")] += record.balance
+                pots[("stake", key.removeprefix("account/"))] += record.stake
             case Job():
                 pots[("escrow", record.id)] += record.escrow
                 pots[("audit_escrow", record.id)] += record.audit_escrow
@@ -477,9 +506,14 @@ def check_block(world: World, before: State, result: Transition, entries: tuple[
         assert (old, new) == (before.records.get(key), state.records.get(key))
         if new is not None:  # what is stored can be read again: every number and text is in its bounds
             assert decode(encode(new), type(new), max_bytes=1 << 22) == new
+    check_validators(before, state, boundary=world.at_boundary())
     due = wake is not None and wake <= world.time_ms
     if not entries:
-        moved = {key for key in changed if key != "active" and not key.startswith(("nonce/", "author/", "spent/"))}
+        # what goes on by height: whoever waits for a block by the time does not wait for these
+        steady = ["active", "network", "nonce/", "author/", "spent/", "validator/"]
+        if world.at_boundary():
+            steady.append("account/")
+        moved = {key for key in changed if not key.startswith(tuple(steady))}
         assert bool(moved) == due, f"wake at {wake}, block at {world.time_ms}, changed {moved}"
     for job_id in state.active().jobs:
         job = state.job(job_id)
@@ -498,10 +532,29 @@ def check_block(world: World, before: State, result: Transition, entries: tuple[
 WORKERS = ("w1", "w2", "w3")
 
 
-def make_world(*, validators: tuple[str, ...] = ("val",), **changes: int) -> World:
+def make_world(*, validators: tuple[str, ...] = ("val",), **changes: int | Staking) -> World:
     """Return a network of an owner, three workers and validators, everybody with credits."""
     names = ("owner", "other", *WORKERS, *validators)
     return World({name: 1_000 * CREDIT for name in names}, validators, changes)
+
+
+def make_staking_world(count: int, **changes: int) -> World:
+    """Return a network of ``count`` validators val1, val2, … that take turns, with short epochs and cheap seats.
+
+    The owner and w1, w2, w3 have credits and no seat; ``changes`` are of Staking, or of the genesis.
+    """
+    fields = {"epoch_blocks": 20, "bond": 10 * CREDIT + 7, "silent_epochs": 2, "evidence_epochs": 3} | changes
+    staking = Staking(**{name: fields.pop(name) for name in tuple(fields) if name in Staking.__struct_fields__})
+    world = make_world(validators=tuple(f"val{at}" for at in range(1, count + 1)), staking=staking, **fields)
+    world.rotates = True
+    return world
+
+
+def end_epoch(world: World, *entries: Entry) -> Transition:
+    """Make blocks until an epoch ended; the last of them, which ends it, holds the entries."""
+    while (world.height + 1) % world.genesis.staking.epoch_blocks:
+        world.block()
+    return world.block(*entries)
 
 
 def bid_entry(world: World, name: str, job: str, price: int = 5, units: int = 1, **changes: object) -> Entry:
@@ -552,5 +605,7 @@ def play_to_end(world: World, limit: int = 400) -> None:
 
 
 def assert_nothing_locked(world: World) -> None:
+    """Check that no job holds credits; what validators have at stake is not a job's."""
     locked = {pot: amount for pot, amount in world.pots.items() if amount and isinstance(pot, tuple)}
+    locked = {pot: amount for pot, amount in locked.items() if pot[0] != "stake"}
     assert locked == {}

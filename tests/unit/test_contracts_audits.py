@@ -159,9 +159,10 @@ def test_audit_commit_refusals() -> None:
     named = name_of(target_of(world, job).auditor)
     other = {"w2": "val", "val": "w2"}[named]
     cases = [
-        ("w1", {}, "may not audit this unit"),  # the unit's own worker
-        ("w3", {}, "may not audit this unit"),  # neither validator nor worker of the round
-        ("owner", {"role": "lottery"}, "may not audit this unit"),
+        ("w1", {}, "was not named to audit"),
+        ("w3", {}, "was not named to audit"),
+        ("w1", {"role": "lottery"}, "may not audit this unit"),  # the unit's own worker
+        ("w3", {"role": "lottery"}, "may not audit this unit"),  # neither validator nor worker of the round
         (other, {}, "was not named to audit"),
         (other, {"role": "committee"}, "sits on no committee"),
         (named, {"slot": 9}, "no unit in slot 9"),
