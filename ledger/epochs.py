@@ -30,8 +30,12 @@ class Epoch:
         return self.validators[slot % len(self.validators)]
 
 
+def epoch_of(genesis: Genesis, number: int, validators: tuple[str, ...]) -> Epoch:
+    """Return the epoch of a number, on which ``validators`` agree."""
+    blocks = genesis.staking.epoch_blocks
+    return Epoch(number, number * blocks + 1, (number + 1) * blocks, validators)
+
+
 def epoch_after(genesis: Genesis, height: int, state: State, rules: Rules) -> Epoch:
     """Return the epoch of the block that follows the ledger's block of a height, given the state after that one."""
-    blocks = genesis.staking.epoch_blocks
-    number = height // blocks
-    return Epoch(number, number * blocks + 1, (number + 1) * blocks, rules.validators(state))
+    return epoch_of(genesis, height // genesis.staking.epoch_blocks, rules.validators(state))

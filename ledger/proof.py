@@ -2,14 +2,15 @@
 
 Rules kept here:
 1. A proof is one canonical record in a file of bounded size; every byte of it is covered by a hash or a signature.
-2. The reader brings the network id; the genesis in the proof must hash to it, and names the validators (epoch 0).
-3. A finalize certificate by a quorum of them covers the last header; each header covers the one before by its hash;
-   the first covers the entry by the RFC 9162 path to its root of entries.
+2. The reader brings the network id; the genesis in the proof must hash to it, and names the first validators.  Links
+   lead from set to set (ledger/links.py), one for each epoch before the certified block's.
+3. A finalize certificate by a quorum of that epoch's set covers the last header; each header covers the one before by
+   its hash; the first covers the entry by the RFC 9162 path to its root of entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -20,15 +21,19 @@ from gdf_market import identity, merkle
 from gdf_market.codec import Hash, Record, Signature, UInt, decode, encode
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.messages import Entry, open_entry
-from ledger.block import FINAL, Certificate, Header, block_hash, open_header, quorum_size, verify_certificate
+from ledger.block import Certificate, Header, open_header, quorum_size
+from ledger.epochs import epoch_of
 from ledger.limits import MAX_BLOCK_ENTRIES
+from ledger.links import Link, Place, SetChain, check_final, open_headers
 from ledger.rules import MARKET, Rules
 
-EPOCH = 0
 MAX_DESCENDANTS = 256  # headers between an entry's block and the certified block
 MAX_HEADERS = 2_048  # headers of one proof about two heads
+MAX_LINKS = 10_000  # epochs before the certified block's
 MAX_PATH = (MAX_BLOCK_ENTRIES - 1).bit_length()
-MAX_PROOF_BYTES = 4 << 20  # the widest genesis (200 KB), 2048 headers of at most 1 KB and a certificate fit
+# 10,000 links of four validators (1.4 KB each), or 800 of a hundred that all change (18 KB), beside the widest
+# genesis (200 KB) and a certificate, or 2,048 headers of at most 1 KB
+MAX_PROOF_BYTES = 16 << 20
 END = b"\n"
 
 
@@ -36,11 +41,15 @@ class Proof(Record, frozen=True, kw_only=True, tag_field="format"):
     """What both kinds of proofs carry; ``certificate`` finalizes the last of their headers."""
 
     genesis: Genesis
+    links: Annotated[tuple[Link, ...], msgspec.Meta(max_length=MAX_LINKS)]  # of the epochs before that header's
     certificate: Certificate
 
 
-class EntryProof(Proof, frozen=True, kw_only=True, tag="gdf-entry-proof/1"):
-    """An entry is leaf ``position`` of a final block; ``descendants`` lead from there to the certified block."""
+class EntryProof(Proof, frozen=True, kw_only=True, tag="gdf-entry-proof/2"):
+    """An entry is leaf ``position`` of a final block; ``descendants`` lead from there to the certified block.
+
+    All of them are of one epoch; the last may be closing blocks.
+    """
 
     entry: msgspec.Raw  # the envelope as signed
     position: UInt
@@ -50,8 +59,8 @@ class EntryProof(Proof, frozen=True, kw_only=True, tag="gdf-entry-proof/1"):
     descendants: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(max_length=MAX_DESCENDANTS)]
 
 
-class HeadProof(Proof, frozen=True, kw_only=True, tag="gdf-head-proof/1"):
-    """Consecutive headers from the older block to the certified one."""
+class HeadProof(Proof, frozen=True, kw_only=True, tag="gdf-head-proof/2"):
+    """Consecutive headers from the older block to the certified one; the last may be closing blocks."""
 
     headers: Annotated[tuple[msgspec.Raw, ...], msgspec.Meta(min_length=1, max_length=MAX_HEADERS)]
 
@@ -74,7 +83,8 @@ class Verdict:
 
     steps: tuple[Step, ...]
     first: Header | None = None  # the entry's block, or the older head
-    last: Header | None = None  # the certified block
+    last: Header | None = None  # the certified block; it may be a closing block
+    certified_height: int = 0  # of the last block of the ledger that the certificate makes final
     entry: Entry | None = None
 
     @property
@@ -108,8 +118,9 @@ class _Check:
         self._network = network
         self._rules = rules
         self._proof: AnyProof
-        self._headers: list[Header] = []
-        self._last_hash = ""
+        self._sets: SetChain
+        self._roots: list[str] = []  # by epoch: the hash on which its first block builds
+        self._places: list[Place] = []
         self._entry: Entry | None = None
 
     def run(self) -> Verdict:
@@ -120,13 +131,15 @@ class _Check:
             except PeerError as error:
                 steps.append(Step(name, False, str(error)))
                 return Verdict(tuple(steps))
-        return Verdict(tuple(steps), self._headers[0], self._headers[-1], self._entry)
+        first, last = self._places[0].header, self._places[-1].header
+        return Verdict(tuple(steps), first, last, min(last.height, self._sets.epoch.last), self._entry)
 
     def _steps(self) -> Iterator[tuple[str, Callable[[], str]]]:
         yield "file", self._file
         yield "genesis", self._genesis
         yield "validators", self._validators
-        yield "headers", self._chain
+        yield "epochs", self._links
+        yield "headers", self._headers
         yield "certificate", self._certificate
         if isinstance(self._proof, EntryProof):
             yield "proposer", self._proposer
@@ -144,39 +157,67 @@ class _Check:
         return f"network {self._proof.genesis.name} {found}"
 
     def _validators(self) -> str:
-        validators = self._proof.genesis.validators
-        for account in validators:
-            identity.public_key(account)
-        ensure(len(set(validators)) == len(validators), MalformedError("the genesis lists one validator twice"))
-        return f"{len(validators)} validators, a quorum is {quorum_size(len(validators))}"
+        self._sets = SetChain(self._proof.genesis, self._network)
+        return f"the genesis names {_quorum(self._sets.epoch.validators)}"
 
-    def _chain(self) -> str:
-        raws = _headers_of(self._proof)
-        for raw in raws:
-            header = open_header(raw, self._network)
-            _check_follows(header, self._headers[-1] if self._headers else None, self._last_hash)
-            self._headers.append(header)
-            self._last_hash = block_hash(raw)
-        first, last = self._headers[0], self._headers[-1]
-        return f"block {first.height}" + (
-            f" and the {len(raws) - 1} after it, to {last.height}" if last != first else ""
+    def _links(self) -> str:
+        self._roots.append(self._sets.root)
+        changed = 0
+        for number, link in enumerate(self._proof.links):
+            try:
+                self._sets.take(link)
+            except PeerError as error:
+                raise MalformedError(f"the end of epoch {number}: {error}") from error
+            self._roots.append(self._sets.root)
+            changed += bool(link.validators)
+        epoch = self._sets.epoch
+        if not epoch.number:
+            return "the block is of epoch 0, the set is the genesis's"
+        return (
+            f"{epoch.number} epochs ended by certified blocks, the set changed {changed} times; "
+            f"epoch {epoch.number} has {_quorum(epoch.validators)}"
         )
+
+    def _headers(self) -> str:
+        proof, epoch = self._proof, self._sets.epoch
+        if isinstance(proof, EntryProof):
+            raws = (proof.header, *proof.descendants)
+            self._places = open_headers(raws, epoch, self._network, self._sets.root)
+        else:
+            self._places = self._span(proof.headers)
+        first, last = self._places[0].header, self._places[-1].header
+        after = f" and the {len(self._places) - 1} after it, to {last.height}" if last != first else ""
+        return f"block {first.height}{after}"
+
+    def _span(self, raws: Sequence[msgspec.Raw]) -> list[Place]:
+        """Open consecutive headers epoch by epoch; each epoch ends with the boundary block of its link."""
+        height = open_header(bytes(raws[0]), self._network).height
+        ensure(height >= 1, MalformedError("heights begin with 1"))
+        genesis, places, last = self._proof.genesis, list[Place](), self._sets.epoch
+        for number in range((height - 1) // genesis.staking.epoch_blocks, last.number):
+            epoch = epoch_of(genesis, number, ())
+            count = epoch.last - height + 1
+            places += open_headers(raws[:count], epoch, self._network, self._roots[number])
+            ensure(
+                places[-1].hash == self._roots[number + 1],
+                MalformedError(f"block {places[-1].header.height} is not the one that ended epoch {number}"),
+            )
+            raws, height = raws[count:], epoch.last + 1
+            ensure(len(raws) > 0, MalformedError(f"the headers end before epoch {number + 1}"))
+        return places + open_headers(raws, last, self._network, self._sets.root)
 
     def _certificate(self) -> str:
-        certificate, last = self._proof.certificate, self._headers[-1]
-        ensure(certificate.kind == FINAL, MalformedError(f"a {certificate.kind} certificate finalizes nothing"))
-        ensure(
-            (certificate.slot, certificate.hash) == (last.slot, self._last_hash),
-            MalformedError(f"the certificate is of block {certificate.hash}, not of {self._last_hash}"),
-        )
-        validators = self._proof.genesis.validators
-        verify_certificate(certificate, self._network, validators, EPOCH)
-        return f"block {last.height} is final, signed by {len(certificate.signers)} of {len(validators)} validators"
+        certificate, place, epoch = self._proof.certificate, self._places[-1], self._sets.epoch
+        check_final(certificate, place, epoch, self._network)
+        signed = f"signed by {len(certificate.signers)} of {len(epoch.validators)} validators"
+        if place.header.height > epoch.last:
+            return f"block {epoch.last}, the last of epoch {epoch.number}, is final by a closing block {signed}"
+        return f"block {place.header.height} is final, {signed}"
 
     def _proposer(self) -> str:
         assert isinstance(self._proof, EntryProof)
-        header, validators = self._headers[0], self._proof.genesis.validators
-        leader = validators[header.slot % len(validators)]
+        header = self._places[0].header
+        leader = self._sets.epoch.leader(header.slot)
         ensure(
             header.proposer == leader,
             MalformedError(f"slot {header.slot} belongs to {leader}, not to {header.proposer}"),
@@ -186,7 +227,7 @@ class _Check:
         return f"block {header.height} is signed by {leader}"
 
     def _inclusion(self) -> str:
-        proof, header = self._proof, self._headers[0]
+        proof, header = self._proof, self._places[0].header
         assert isinstance(proof, EntryProof)
         path, root = [bytes.fromhex(item) for item in proof.path], bytes.fromhex(header.entries_root)
         merkle.verify_inclusion(bytes(proof.entry), proof.position, header.entry_count, path, root)
@@ -203,23 +244,5 @@ def kind_of(entry: Entry) -> str:
     return str(type(entry.body).__struct_config__.tag)
 
 
-def _headers_of(proof: AnyProof) -> list[bytes]:
-    raws = (proof.header, *proof.descendants) if isinstance(proof, EntryProof) else proof.headers
-    return [bytes(raw) for raw in raws]
-
-
-def _check_follows(header: Header, parent: Header | None, parent_hash: str) -> None:
-    """Raise MalformedError unless a header follows the one before it (None: it is the first of the proof)."""
-    ensure(header.epoch == EPOCH, MalformedError(f"block of epoch {header.epoch}; this is epoch {EPOCH}"))
-    ensure(
-        header.height >= 1 and (header.height == 1) == (header.parent == header.network),
-        MalformedError(f"block {header.height} does not say where the chain begins"),
-    )
-    if parent is None:
-        return
-    ensure(
-        (header.parent, header.parent_slot, header.height) == (parent_hash, parent.slot, parent.height + 1)
-        and header.slot > parent.slot
-        and header.time_ms > parent.time_ms,
-        MalformedError(f"block {header.height} of slot {header.slot} does not follow block {parent.height}"),
-    )
+def _quorum(validators: Sequence[str]) -> str:
+    return f"{len(validators)} validators, a quorum is {quorum_size(len(validators))}"

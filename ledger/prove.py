@@ -9,7 +9,19 @@ import msgspec
 
 from gdf_market import merkle
 from gdf_market.errors import PeerError, StorageError, UsageError, ensure
-from ledger.proof import MAX_DESCENDANTS, MAX_HEADERS, AnyProof, EntryProof, HeadProof, check, to_bytes
+from ledger.links import MAX_CLOSING, Link
+from ledger.proof import (
+    END,
+    MAX_DESCENDANTS,
+    MAX_HEADERS,
+    MAX_LINKS,
+    MAX_PROOF_BYTES,
+    AnyProof,
+    EntryProof,
+    HeadProof,
+    check,
+    to_bytes,
+)
 from ledger.store import LedgerStore, certificate_of
 from ledger.tables import BlockRow
 
@@ -27,8 +39,9 @@ def prove_entry(store: LedgerStore, entry_id: str) -> bytes:
     assert row is not None
     block = _block(store, row.height)
     span = block.certified_height - block.height
+    closing = _closing(store, block.certified_height)
     ensure(
-        span <= MAX_DESCENDANTS,
+        span + len(closing) <= MAX_DESCENDANTS,
         UsageError(
             f"block {block.height} is certified only by block {block.certified_height}, more than {MAX_DESCENDANTS} "
             "later; prove it with an export"
@@ -38,23 +51,25 @@ def prove_entry(store: LedgerStore, entry_id: str) -> bytes:
         tree = merkle.Tree()
         for entry in store.block_entries(row.height):
             tree.append(entry.raw)
+        descendants = [msgspec.Raw(each.header) for each in _blocks(store, block.height + 1, span)]
         proof = EntryProof(
             genesis=store.genesis(),
+            links=_links(store, row.height),
             certificate=certificate_of(block),
             entry=msgspec.Raw(row.raw),
             position=row.position,
             path=tuple(item.hex() for item in tree.path(row.position)),
             header=msgspec.Raw(block.header),
             sig=block.signature,
-            descendants=tuple(msgspec.Raw(each.header) for each in _blocks(store, block.height + 1, span)),
+            descendants=(*descendants, *closing),
         )
-    return _checked(store, proof)
+    return _checked(store, proof, row.height)
 
 
 def prove_heads(store: LedgerStore, older: int, newer: int) -> bytes:
     """Return the file that proves that the block of height ``older`` is an ancestor of the one of ``newer``.
 
-    The proof goes on to the block that certifies the newer one, if that is another.
+    The proof goes on to the block that certifies the newer one, if that is another; it may be a closing block.
     Raises UsageError for heights that are not in this ledger or too far apart, StorageError when it is damaged.
     """
     ensure(1 <= older <= newer, UsageError(f"{older} {newer}: give the older height first; heights begin with 1"))
@@ -64,18 +79,76 @@ def prove_heads(store: LedgerStore, older: int, newer: int) -> bytes:
         UsageError(f"no block {newer} in this ledger; its head is block {head.height if head else 0}"),
     )
     last = _block(store, _block(store, newer).certified_height)
-    count = last.height - older + 1
+    closing = _closing(store, last.height)
+    count = last.height - older + 1 + len(closing)
     ensure(
         count <= MAX_HEADERS,
         UsageError(f"{count} headers lie between the blocks; at most {MAX_HEADERS} fit into a proof: make several"),
     )
     with _damage(store):
+        headers = [msgspec.Raw(each.header) for each in _blocks(store, older, count - len(closing))]
         proof = HeadProof(
             genesis=store.genesis(),
+            links=_links(store, last.height),
             certificate=certificate_of(last),
-            headers=tuple(msgspec.Raw(each.header) for each in _blocks(store, older, count)),
+            headers=(*headers, *closing),
         )
-    return _checked(store, proof)
+    return _checked(store, proof, last.height)
+
+
+# ---- the chain of validator sets
+
+
+def _links(store: LedgerStore, height: int) -> tuple[Link, ...]:
+    """Return how every epoch before that of a height ended.  Raises UsageError when that is too much for a proof."""
+    blocks = store.genesis().staking.epoch_blocks
+    count, room = (height - 1) // blocks, MAX_PROOF_BYTES
+    ensure(
+        count <= MAX_LINKS,
+        UsageError(f"block {height} lies in epoch {count}; a proof reaches {MAX_LINKS} epochs far: give an export"),
+    )
+    links: list[Link] = []
+    validators = store.validators_at(1) if count else ()
+    for number in range(count):
+        row = _block(store, (number + 1) * blocks)
+        following = store.validators_at(row.height + 1)
+        link = Link(
+            header=msgspec.Raw(row.header),
+            closing=_closing(store, row.height),
+            certificate=certificate_of(row),
+            validators=() if following == validators else following,
+        )
+        links.append(link)
+        validators = following
+        room -= _size(link)
+        _check_room(room, height)
+    return tuple(links)
+
+
+def _size(link: Link) -> int:
+    """Return about how many bytes a link takes."""
+    headers = sum(len(bytes(raw)) for raw in (link.header, *link.closing))
+    return headers + sum(len(sig) for sig in link.certificate.sigs) + sum(len(each) for each in link.validators)
+
+
+def _check_room(room: int, height: int) -> None:
+    ensure(
+        room >= 0,
+        UsageError(
+            f"the chain of validator sets up to block {height} does not fit into a proof of {MAX_PROOF_BYTES} bytes; "
+            "give an export"
+        ),
+    )
+
+
+def _closing(store: LedgerStore, height: int) -> tuple[msgspec.Raw, ...]:
+    """Return the headers of the closing blocks that finalize a block, if it ends an epoch; mostly none."""
+    found = tuple(proposal.header for proposal in store.closing(height))
+    ensure(
+        len(found) <= MAX_CLOSING,
+        UsageError(f"{len(found)} closing blocks end the epoch of block {height}; a proof has room for {MAX_CLOSING}"),
+    )
+    return found
 
 
 @contextlib.contextmanager
@@ -98,9 +171,10 @@ def _blocks(store: LedgerStore, height: int, count: int) -> list[BlockRow]:
     return store.blocks_from(height, count) if count else []
 
 
-def _checked(store: LedgerStore, proof: AnyProof) -> bytes:
+def _checked(store: LedgerStore, proof: AnyProof, height: int) -> bytes:
     """Return the proof's bytes; nothing is handed out that others would refuse."""
     data = to_bytes(proof)
+    _check_room(MAX_PROOF_BYTES + len(END) - len(data), height)
     verdict = check(data, store.rules.network_id(proof.genesis), rules=store.rules)
     ensure(
         verdict.holds,

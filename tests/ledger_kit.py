@@ -7,19 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from contracts.records import Genesis
+from contracts.records import Genesis, Staking
 from gdf_market.codec import encode
 from gdf_market.commands import main
 from gdf_market.identity import Identity
-from gdf_market.messages import Entry
-from ledger.block import FINAL, Certificate, cast, certify, quorum_size
+from gdf_market.messages import Body, Entry, Evidence, ValidatorJoin, ValidatorLeave, seal
+from ledger.block import FINAL, NOTAR, Certificate, cast, certify, quorum_size
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import Executed, SaveBlocks
 from ledger.rules import MARKET
@@ -27,6 +28,9 @@ from ledger.store import LedgerStore
 from tests.simulator import key, make_genesis, transfer
 
 VALIDATORS = 4
+KEYS = {each.account: each for each in (key(number) for number in (*range(1, 10), *range(101, 105)))}
+BOND = 50_000_000  # micro-credits
+ENTRY_FEE = 1_000
 
 
 class Maker:
@@ -42,9 +46,26 @@ class Maker:
         self.pending: list[Executed] = []
         self._nonce = 0
 
+    @property
+    def validators(self) -> tuple[str, ...]:
+        """The set of the epoch under way."""
+        return self.chain.epoch.validators
+
     def validator(self, position: int) -> Identity:
         """Return the key of a position in the validator set."""
-        return key(1 + position)
+        return KEYS[self.validators[position]]
+
+    def entry(self, kind: type[Body], author: Identity, **fields: Any) -> Entry:
+        """Return a signed entry of another kind that lives for half an hour."""
+        self._nonce += 1
+        expires_ms = self.chain.head.time_ms + 1_800_000
+        body = kind(author=author.account, nonce=self._nonce, expires_ms=expires_ms, **fields)
+        return seal(author, self.network, body)  # type: ignore[arg-type]
+
+    def evidence(self, author: Identity, accused: Identity, epoch: int) -> Entry:
+        """Return evidence of two notarize votes that an accused signed in a slot of an epoch."""
+        first, second = (cast(accused, self.network, epoch, NOTAR, 7, digit * 64) for digit in "ab")
+        return self.entry(Evidence, author, first=first, second=second)
 
     def transfers(self, count: int, amount: int = 5) -> list[Entry]:
         """Return signed transfers that the next block accepts."""
@@ -61,11 +82,13 @@ class Maker:
     ) -> Executed:
         """Make the next block; ``skipped`` slots before it pass empty; unless ``final`` a later block certifies it.
 
+        After a boundary block that is not final it is a closing block.
+
         ``signers`` is how many validators sign (a quorum by default; the last ones when it is negative).
         """
         parent = self.pending[-1].tip if self.pending else self.chain.head
         slot = parent.slot + 1 + skipped
-        leader = self.validator(slot % len(self.genesis.validators))
+        leader = KEYS[self.chain.epoch.leader(slot)]
         executed, refused = self.chain.propose(leader, parent, slot, parent.time_ms + 1_000, entries)
         assert not refused
         self.pending.append(executed)
@@ -79,14 +102,14 @@ class Maker:
 
     def certificate(self, executed: Executed, *, kind: str = FINAL, signers: int = 0) -> Certificate:
         """Return a certificate over a block by the first (or, if negative, the last) validators."""
-        size = len(self.genesis.validators)
+        size = len(self.validators)
         chosen = range(signers or quorum_size(size)) if signers >= 0 else range(size + signers, size)
         slot, hash_ = executed.tip.slot, executed.tip.hash
         votes = [
             cast(self.validator(index), self.network, executed.block.header.epoch, kind, slot, hash_)
             for index in chosen
         ]
-        return certify(votes, self.genesis.validators)
+        return certify(votes, self.validators)
 
 
 def make_ledger(path: Path, genesis: Genesis | None = None) -> Maker:
@@ -98,10 +121,46 @@ def make_ledger(path: Path, genesis: Genesis | None = None) -> Maker:
     return maker
 
 
-def make_folder(root: Path) -> Maker:
+def epochs_genesis() -> Genesis:
+    """Return a network of four validators with epochs of four blocks, bonds and fees."""
+    genesis = make_genesis(VALIDATORS)
+    staking = Staking(epoch_blocks=4, bond=BOND, floor=1, silent_epochs=100, evidence_epochs=3)
+    allocations = tuple(
+        msgspec.structs.replace(each, stake=BOND if each.account in genesis.validators else 0)
+        for each in genesis.allocations
+    )
+    return msgspec.structs.replace(genesis, staking=staking, allocations=allocations, entry_fee=ENTRY_FEE)
+
+
+def make_epochs(path: Path, genesis: Genesis | None = None) -> Maker:
+    """Return a ledger of 19 blocks in five epochs, whose sets are those of the keys
+
+    1 2 3 4; 1 2 3 4 101; 1 3 4 101; the same; 1 4 101.
+
+    Blocks 8 and 12 end epochs by closing blocks; 7 is certified by those of 8, and 18 by 19.
+    """
+    maker = Maker(path, genesis or epochs_genesis())
+    entries = {
+        1: lambda: [maker.entry(ValidatorJoin, key(101))],
+        5: lambda: [maker.entry(ValidatorLeave, key(2)), *maker.transfers(1)],
+        7: lambda: maker.transfers(2),
+        8: lambda: maker.transfers(1),
+        14: lambda: [maker.evidence(key(4), key(3), 2)],
+        18: lambda: maker.transfers(3),
+    }
+    closing = {8: 2, 12: 1}
+    for height in range(1, 20):
+        maker.block(entries.get(height, list)(), final=height not in (7, 8, 12, 18))
+        for left in range(closing.get(height, 0), 0, -1):
+            maker.block(final=left == 1)
+    assert [KEYS[each].account for each in maker.validators] == [key(n).account for n in (1, 4, 101)]
+    return maker
+
+
+def make_folder(root: Path, make: Callable[[Path], Maker] = make_ledger) -> Maker:
     """Return the same ledger in a data folder of its network."""
     root.mkdir()
-    maker = make_ledger(root / "ledger.sqlite")
+    maker = make(root / "ledger.sqlite")
     (root / "genesis.json").write_bytes(encode(maker.genesis))
     return maker
 

@@ -212,7 +212,7 @@ def _verdict_value(verdict: Verdict, network: str) -> dict[str, Any]:
     }
     if verdict.first is not None and verdict.last is not None:
         value |= {"height": verdict.first.height, "time_ms": verdict.first.time_ms}
-        value |= {"certified_height": verdict.last.height}
+        value |= {"epoch": verdict.first.epoch, "certified_height": verdict.certified_height}
     if verdict.entry is not None:
         value["entry"] = {"id": verdict.entry.id, "envelope": json.loads(verdict.entry.raw)}
     return value

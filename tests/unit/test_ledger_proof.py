@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,17 +12,30 @@ import pytest
 from contracts.records import Allocation, Genesis
 from contracts.state import network_id
 from gdf_market import merkle
-from gdf_market.codec import MAX_MESSAGE_BYTES, encode
+from gdf_market.codec import MAX_MESSAGE_BYTES, decode, encode
 from gdf_market.errors import StorageError, UsageError
 from gdf_market.identity import Identity
 from gdf_market.node.invite import make_invite
 from gdf_market.units import MAX_INT
 from ledger import prove
-from ledger.block import FINAL, NOTAR, Certificate, cast, open_header, quorum_size, seal_block
+from ledger.block import (
+    FINAL,
+    NOTAR,
+    Certificate,
+    Header,
+    block_hash,
+    cast,
+    open_header,
+    quorum_size,
+    seal_block,
+    set_hash,
+)
 from ledger.limits import MAX_VALIDATORS
+from ledger.links import MAX_CLOSING, Link
 from ledger.proof import (
     MAX_DESCENDANTS,
     MAX_HEADERS,
+    MAX_LINKS,
     MAX_PATH,
     MAX_PROOF_BYTES,
     EntryProof,
@@ -33,7 +46,7 @@ from ledger.proof import (
     to_bytes,
 )
 from ledger.prove import prove_entry, prove_heads
-from tests.ledger_kit import Cli, Maker, make_folder, make_ledger
+from tests.ledger_kit import KEYS, Cli, Maker, make_epochs, make_folder, make_ledger
 from tests.simulator import key, make_genesis
 
 HEX = b"0123456789abcdef"
@@ -42,6 +55,11 @@ HEX = b"0123456789abcdef"
 @pytest.fixture(scope="module")
 def maker(tmp_path_factory: pytest.TempPathFactory) -> Maker:
     return make_ledger(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
+
+
+@pytest.fixture(scope="module")
+def epochs(tmp_path_factory: pytest.TempPathFactory) -> Maker:
+    return make_epochs(tmp_path_factory.mktemp("ledger") / "ledger.sqlite")
 
 
 @pytest.fixture
@@ -69,7 +87,7 @@ def failing(verdict: Verdict) -> str:
     """Return the name of the step that fails; it is the last, nothing counts as proven."""
     assert not verdict.holds
     assert [step.ok for step in verdict.steps] == [True] * (len(verdict.steps) - 1) + [False]
-    assert (verdict.first, verdict.last, verdict.entry) == (None, None, None)
+    assert (verdict.first, verdict.last, verdict.certified_height, verdict.entry) == (None, None, 0, None)
     return verdict.steps[-1].name
 
 
@@ -99,7 +117,8 @@ def test_every_entry_of_the_ledger_is_proven(maker: Maker) -> None:
         assert (verdict.entry.id, verdict.entry.raw, verdict.first.height) == (row.id, row.raw, row.height)
         assert verdict.last.height == maker.store.block(row.height).certified_height
         assert [step.name for step in verdict.steps] == [
-            *("file", "genesis", "validators", "headers", "certificate", "proposer", "inclusion", "entry")
+            *("file", "genesis", "validators", "epochs", "headers", "certificate"),
+            *("proposer", "inclusion", "entry"),
         ]
 
 
@@ -334,6 +353,13 @@ def test_lists_are_bounded(maker: Maker) -> None:
     assert refuse(maker, heads, headers=(heads.headers[0],) * MAX_HEADERS) == "headers"
     assert refuse(maker, heads, headers=(heads.headers[0],) * (MAX_HEADERS + 1)) == "file"
     assert refuse(maker, heads, headers=()) == "file"
+    link = Link(header=entry.header, closing=(), certificate=entry.certificate, validators=())
+    for links, step in (((link,) * 2, "epochs"), ((link,) * MAX_LINKS, "epochs"), ((link,) * (MAX_LINKS + 1), "file")):
+        assert refuse(maker, entry, links=links) == step
+    for name, limit, item in (("closing", MAX_CLOSING, entry.header), ("validators", MAX_VALIDATORS, key(1).account)):
+        for count, step in ((limit, "epochs"), (limit + 1, "file")):
+            wide = msgspec.structs.replace(link, **{name: (item,) * count})
+            assert refuse(maker, entry, links=(wide,)) == step
     verdict = check(b" " * (MAX_PROOF_BYTES + 1) + b"\n", maker.network)
     assert failing(verdict) == "file"
     assert "at most" in verdict.steps[-1].detail
@@ -359,8 +385,25 @@ def test_the_largest_honest_proof_is_below_the_limit(maker: Maker) -> None:
     certificate = msgspec.structs.replace(
         entry_proof(maker).certificate, signers=tuple(range(quorum)), sigs=("0" * 128,) * quorum
     )
-    proof = HeadProof(genesis=genesis, certificate=certificate, headers=(msgspec.Raw(widest),) * MAX_HEADERS)
+    # every epoch ends by a closing block and changes the whole set
+    link = Link(
+        header=msgspec.Raw(widest),
+        closing=(msgspec.Raw(widest),),
+        certificate=certificate,
+        validators=tuple(accounts[-MAX_VALIDATORS:]),
+    )
+    proof = HeadProof(
+        genesis=genesis, links=(link,) * 800, certificate=certificate, headers=(msgspec.Raw(widest),) * MAX_HEADERS
+    )
     assert MAX_MESSAGE_BYTES < len(to_bytes(proof)) <= MAX_PROOF_BYTES
+    assert read(to_bytes(proof)) == proof
+    # ... and of four validators, whose set changes every tenth epoch, all links fit
+    few = msgspec.structs.replace(certificate, signers=(0, 1, 2), sigs=("0" * 128,) * 3)
+    same = Link(header=msgspec.Raw(encode(header)), closing=(), certificate=few, validators=())
+    changed = msgspec.structs.replace(same, validators=tuple(accounts[:4]))
+    proof = msgspec.structs.replace(proof, links=((same,) * 9 + (changed,)) * (MAX_LINKS // 10), certificate=few)
+    proof = msgspec.structs.replace(proof, headers=proof.headers[:500])
+    assert 0.85 * MAX_PROOF_BYTES < len(to_bytes(proof)) <= MAX_PROOF_BYTES
     assert read(to_bytes(proof)) == proof
 
 
@@ -387,6 +430,239 @@ def test_a_damaged_ledger_gives_no_proof(tmp_path: Path, statement: str) -> None
         prove_entry(maker.store, entry_at(maker, 2))
 
 
+# ---- validator sets that change
+
+
+def final(epochs: Maker, epoch: int, accounts: Sequence[str], signers: Sequence[int], raw: bytes) -> Certificate:
+    """Return a certificate over a header by some of the keys of a set."""
+    slot, hash_ = decode(raw, Header).slot, block_hash(raw)
+    votes = [cast(KEYS[accounts[signer]], epochs.network, epoch, FINAL, slot, hash_) for signer in signers]
+    return Certificate(
+        epoch=epoch, kind=FINAL, slot=slot, hash=hash_, signers=tuple(signers), sigs=tuple(vote.sig for vote in votes)
+    )
+
+
+def with_link(proof: EntryProof, index: int, **changes: object) -> tuple[Link, ...]:
+    links = list(proof.links)
+    links[index] = msgspec.structs.replace(links[index], **changes)
+    return tuple(links)
+
+
+def set_of(epochs: Maker, epoch: int) -> tuple[str, ...]:
+    return epochs.store.validators_at(epoch * 4 + 1)
+
+
+def test_every_entry_is_proven_by_the_set_of_its_epoch(epochs: Maker) -> None:
+    certified = {7: 8, 18: 19}
+    for row in epochs.store.entries():
+        data = prove_entry(epochs.store, row.id)
+        verdict = check(data, epochs.network)
+        assert verdict.holds
+        assert (verdict.first.height, verdict.first.epoch) == (row.height, (row.height - 1) // 4)
+        assert verdict.certified_height == certified.get(row.height, row.height)
+        proof = read(data)
+        assert len(proof.links) == verdict.first.epoch
+        assert [len(link.closing) for link in proof.links] == [0, 2, 1, 0][: len(proof.links)]
+        listed = [link.validators for link in proof.links]
+        assert listed == [set_of(epochs, 1), set_of(epochs, 2), (), set_of(epochs, 4)][: len(listed)]
+
+
+def test_an_entry_of_a_boundary_block_is_proven_by_closing_blocks(epochs: Maker) -> None:
+    for height, descendants in ((7, 3), (8, 2)):
+        proof = entry_proof(epochs, height, 0)
+        assert len(proof.descendants) == descendants
+        verdict = check(to_bytes(proof), epochs.network)
+        assert (verdict.last.height, verdict.last.epoch, verdict.certified_height) == (10, 1, 8)
+        assert "by a closing block signed by 4 of 5" in verdict.steps[5].detail
+
+
+@pytest.mark.parametrize(
+    ("older", "newer", "certified", "epoch"),
+    [
+        *[(1, 19, 19, 4), (4, 4, 4, 0), (4, 5, 5, 1), (5, 8, 8, 1), (8, 9, 9, 2), (8, 8, 8, 1), (3, 12, 12, 2)],
+        *[(12, 13, 13, 3), (17, 18, 19, 4), (9, 9, 9, 2), (16, 17, 17, 4)],
+    ],
+)
+def test_heads_of_different_epochs(epochs: Maker, older: int, newer: int, certified: int, epoch: int) -> None:
+    data = prove_heads(epochs.store, older, newer)
+    verdict = check(data, epochs.network)
+    assert verdict.holds
+    assert (verdict.first.height, verdict.last.epoch, verdict.certified_height) == (older, epoch, certified)
+    assert len(read(data).links) == epoch
+
+
+def test_any_altered_byte_of_a_proof_across_epochs_is_refused(epochs: Maker) -> None:
+    data = prove_entry(epochs.store, entry_at(epochs, 5, 1))
+    steps = refused_everywhere(data, epochs.network, altered_bytes)
+    assert steps == {"file", "genesis", "epochs", "headers", "certificate", "proposer", "inclusion"}
+
+
+@pytest.mark.parametrize("heads", [False, True])
+def test_sampled_bytes_of_a_long_proof_are_refused(epochs: Maker, heads: bool) -> None:
+    chance = random.Random(11)
+    data = prove_heads(epochs.store, 2, 19) if heads else prove_entry(epochs.store, entry_at(epochs, 18, 2))
+    assert len(data) > 12_000
+    for _ in range(600):
+        at, bit = chance.randrange(len(data)), 1 << chance.randrange(8)
+        failing(check(data[:at] + bytes([data[at] ^ bit]) + data[at + 1 :], epochs.network))
+    for _ in range(200):
+        start, length = chance.randrange(len(data)), chance.randint(1, 900)
+        failing(check(data[:start] + data[start + length :], epochs.network))
+
+
+def test_links_are_all_there_in_order(epochs: Maker) -> None:
+    proof = entry_proof(epochs, 18, 0)
+    links = proof.links
+    for changed in (
+        (),
+        links[:-1],
+        links[1:],
+        (links[0], *links[2:]),
+        (links[0], links[0], *links[1:]),
+        (*links, links[-1]),
+        links[::-1],
+        (links[1], links[0], *links[2:]),
+    ):
+        assert refuse(epochs, proof, links=changed) in ("epochs", "headers")
+    other = entry_proof(epochs, 5, 0)
+    assert refuse(epochs, other, links=links) == "headers"
+    assert refuse(epochs, other, links=()) == "headers"
+
+
+def test_no_link_of_another_ledger_fits(epochs: Maker, tmp_path: Path) -> None:
+    other = Maker(tmp_path / "other.sqlite", epochs.genesis)  # the same network went another way
+    for _ in range(5):
+        other.block()
+    proof, fork = entry_proof(epochs, 5, 1), head_proof(other, 5, 5)
+    # both forks are signed by quorums, as if all validators lied; parts of one do not fit the other
+    assert check(to_bytes(fork), epochs.network).holds
+    assert refuse(epochs, proof, links=fork.links) == "headers"
+    assert refuse(epochs, fork, links=proof.links) == "headers"
+    assert refuse(epochs, head_proof(epochs, 3, 5), links=fork.links) in ("headers", "certificate")
+
+
+def test_the_set_in_a_link_is_the_one_that_the_boundary_block_names(epochs: Maker) -> None:
+    proof = entry_proof(epochs, 18, 0)
+    first, second = set_of(epochs, 1), set_of(epochs, 2)
+    for index, listed in (
+        (0, ()),  # it changed
+        (0, set_of(epochs, 0)),
+        (0, first[::-1]),  # positions count
+        (0, first[:-1]),
+        (0, (*first, key(9).account)),
+        (0, (*first[:-1], first[0])),
+        (1, first),
+        (2, second),  # it did not change: a second form of the same link
+        (2, set_of(epochs, 4)),
+    ):
+        assert refuse(epochs, proof, links=with_link(proof, index, validators=listed)) == "epochs"
+
+
+def test_a_link_is_certified_by_the_set_of_its_epoch(epochs: Maker) -> None:
+    proof = entry_proof(epochs, 18, 0)
+    boundary = bytes(proof.links[3].header)  # block 16, of epoch 3 with the set 1 3 4 101
+    old, own, following = (set_of(epochs, number) for number in (0, 3, 4))
+    good = final(epochs, 3, own, (1, 2, 3), boundary)
+    again = msgspec.structs.replace(proof, links=with_link(proof, 3, certificate=good))
+    assert check(to_bytes(again), epochs.network).holds
+    for wrong in (
+        final(epochs, 3, own, (1, 2), boundary),
+        final(epochs, 3, old, (0, 1, 2), boundary),  # who left still has a key
+        final(epochs, 3, following, (0, 1, 2), boundary),
+        final(epochs, 2, own, (0, 1, 2), boundary),
+        final(epochs, 4, own, (0, 1, 2), boundary),
+        final(epochs, 3, own, (0, 1, 2), bytes(proof.links[2].header)),
+        proof.links[2].certificate,
+        proof.certificate,
+    ):
+        assert refuse(epochs, proof, links=with_link(proof, 3, certificate=wrong)) == "epochs"
+    # and so is the last certificate: the set of the epoch before cannot finalize a block of this one
+    last = bytes(proof.descendants[-1])
+    for wrong in (final(epochs, 4, own, (0, 1, 2), last), final(epochs, 3, own, (0, 1, 2), last)):
+        assert refuse(epochs, proof, certificate=wrong) == "certificate"
+
+
+def test_a_link_ends_its_epoch(epochs: Maker) -> None:
+    """Even a quorum of its set cannot make another block hand over."""
+    proof = entry_proof(epochs, 5, 1)
+    validators = set_of(epochs, 0)
+
+    def replaced(raw: bytes, closing: tuple[bytes, ...] = ()) -> str:
+        certificate = final(epochs, 0, validators, (0, 1, 2), closing[-1] if closing else raw)
+        raws = tuple(msgspec.Raw(each) for each in closing)
+        changes = {"header": msgspec.Raw(raw), "closing": raws, "certificate": certificate}
+        return refuse(epochs, proof, links=with_link(proof, 0, **changes))
+
+    boundary = open_header(bytes(proof.links[0].header), epochs.network)
+    assert replaced(epochs.store.block(3).header) == "epochs"
+    for changes in ({"height": 3}, {"height": 5}, {"height": 8}, {"epoch": 1}, {"network": "0" * 64}):
+        assert replaced(encode(msgspec.structs.replace(boundary, **changes))) == "epochs"
+    closing = msgspec.structs.replace(
+        boundary,
+        height=5,
+        slot=boundary.slot + 1,
+        parent=block_hash(encode(boundary)),
+        parent_slot=boundary.slot,
+        time_ms=boundary.time_ms + 1,
+        entry_count=0,
+        entries_root=merkle.root(()).hex(),
+    )
+    certificate = final(epochs, 0, validators, (0, 1, 2), encode(closing))
+    raws = (msgspec.Raw(encode(closing)),)
+    good = with_link(proof, 0, closing=raws, certificate=certificate)
+    assert check(to_bytes(msgspec.structs.replace(proof, links=good)), epochs.network).holds
+    for changes in (
+        {"epoch": 1},
+        {"height": 6},
+        {"height": 4},
+        {"parent": "0" * 64},
+        {"parent_slot": boundary.slot + 1},
+        {"slot": boundary.slot},
+        {"time_ms": boundary.time_ms},
+        {"entry_count": 1},
+        {"entries_root": "0" * 64},
+        {"state_root": "0" * 64},
+        {"validators": set_hash(validators[:1])},
+    ):
+        changed = encode(msgspec.structs.replace(closing, **changes))
+        assert replaced(bytes(proof.links[0].header), (changed,)) == "epochs", changes
+
+
+def test_a_closing_block_is_no_block_of_the_ledger(epochs: Maker) -> None:
+    """A head proof does not begin with one, and nothing follows one but another."""
+    proof = head_proof(epochs, 7, 8)
+    assert len(proof.headers) == 4
+    assert refuse(epochs, proof, headers=proof.headers[2:]) == "headers"
+    assert refuse(epochs, proof, headers=proof.headers[3:]) == "headers"
+    longer = head_proof(epochs, 7, 9)
+    assert refuse(epochs, longer, headers=(*proof.headers, *longer.headers[2:])) == "headers"
+    assert refuse(epochs, longer, headers=proof.headers) == "headers"
+    assert refuse(epochs, longer, headers=longer.headers[:2]) == "headers"
+    zero = encode(msgspec.structs.replace(open_header(bytes(proof.headers[0]), epochs.network), height=0))
+    assert refuse(epochs, proof, headers=(msgspec.Raw(zero), *proof.headers[1:])) == "headers"
+
+
+def test_a_proof_that_reaches_too_far_is_refused(
+    epochs: Maker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    entry = entry_at(epochs, 18)
+    monkeypatch.setattr(prove, "MAX_LINKS", 3)
+    with pytest.raises(UsageError, match="block 18 lies in epoch 4; a proof reaches 3 epochs far: give an export"):
+        prove_entry(epochs.store, entry)
+    with pytest.raises(UsageError, match="reaches 3 epochs far"):
+        prove_heads(epochs.store, 17, 17)
+    assert check(prove_entry(epochs.store, entry_at(epochs, 14)), epochs.network).holds
+    monkeypatch.setattr(prove, "MAX_LINKS", MAX_LINKS)
+    for room in (3_000, 10_500):  # the links alone are too long; everything together is
+        monkeypatch.setattr(prove, "MAX_PROOF_BYTES", room)
+        with pytest.raises(UsageError, match=f"does not fit into a proof of {room} bytes; give an export"):
+            prove_entry(epochs.store, entry)
+    monkeypatch.setattr(prove, "MAX_PROOF_BYTES", MAX_PROOF_BYTES)
+    monkeypatch.setattr(prove, "MAX_CLOSING", 1)
+    with pytest.raises(UsageError, match="2 closing blocks end the epoch of block 8; a proof has room for 1"):
+        prove_entry(epochs.store, entry)
+
+
 # ---- commands
 
 
@@ -403,7 +679,7 @@ def test_commands_prove_and_check(cli: Cli, tmp_path: Path) -> None:
     for trusted in (maker.network, maker.network.upper(), make_invite(maker.genesis, []), genesis, tmp_path / "node"):
         checked = cli(*nowhere, "--genesis", trusted)
         assert checked.code == 0
-        assert [line.split()[0] for line in checked.out.splitlines()] == ["ok"] * 8
+        assert [line.split()[0] for line in checked.out.splitlines()] == ["ok"] * 9
     value = cli(*nowhere, "--genesis", maker.network, "--json").value
     assert value["holds"] is True
     assert (value["entry"]["id"], value["height"], value["certified_height"]) == (entry, 5, 8)
