@@ -12,7 +12,15 @@ from collections.abc import Callable
 from functools import partial
 
 from benchmarks.ledger_table import Figure
-from benchmarks.ledger_world import START_MS, Net, Payments, make_genesis, shared_crypto, validators_of
+from benchmarks.ledger_world import (
+    START_MS,
+    Net,
+    Payments,
+    make_genesis,
+    shared_crypto,
+    validator_accounts,
+    validators_of,
+)
 from ledger.effects import Finalized
 from ledger.rules import MARKET
 

@@ -75,7 +75,9 @@ def decode(data: bytes, kind: type[T], *, max_bytes: int = MAX_MESSAGE_BYTES) ->
     Raises OversizedError above ``max_bytes`` and MalformedError when the bytes
     are not the canonical encoding of a ``kind``.
     """
-    ensure(len(data) <= max_bytes, OversizedError(f"{len(data)} bytes; at most {max_bytes} are read"))
+    # every entry and message passes here: an error is made only when there is one
+    if len(data) > max_bytes:
+        raise OversizedError(f"{len(data)} bytes; at most {max_bytes} are read")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
@@ -85,7 +87,8 @@ def decode(data: bytes, kind: type[T], *, max_bytes: int = MAX_MESSAGE_BYTES) ->
     except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError) as error:
         # the text of the error may quote the sender at length
         raise MalformedError(f"not a valid {getattr(kind, '__name__', 'message')}: {str(error)[:200]}") from None
-    ensure(again == data, MalformedError("not the canonical encoding of its value"))
+    if again != data:
+        raise MalformedError("not the canonical encoding of its value")
     return value  # type: ignore[return-value]
 
 
@@ -96,8 +99,7 @@ def sha256(data: bytes) -> bytes:
 
 def digest(tag: str, *parts: bytes) -> bytes:
     """Return SHA-256 over a domain tag and length-prefixed parts (no two part lists collide)."""
-    state = hashlib.sha256(tag.encode() + b"\0")
+    pieces = [tag.encode(), b"\0"]
     for part in parts:
-        state.update(len(part).to_bytes(8, "big"))
-        state.update(part)
-    return state.digest()
+        pieces += (len(part).to_bytes(8, "big"), part)
+    return hashlib.sha256(b"".join(pieces)).digest()

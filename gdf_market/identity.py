@@ -53,6 +53,11 @@ def public_key(account: str) -> bytes:
     return key
 
 
+@functools.lru_cache(maxsize=4096)
+def _verify_key(account: str) -> nacl.signing.VerifyKey:
+    return nacl.signing.VerifyKey(public_key(account))
+
+
 def _covered(network: str, kind: str, message: bytes) -> bytes:
     return b"gdf-market/1\0" + network.encode() + b"\0" + kind.encode() + b"\0" + message
 
@@ -87,7 +92,7 @@ class Identity:
 
 def verify(network: str, kind: str, account: str, message: bytes, signature: bytes) -> None:
     """Raise SignatureError unless ``signature`` is ``account``'s over (network, kind, message)."""
-    key = nacl.signing.VerifyKey(public_key(account))
+    key = _verify_key(account)
     try:
         key.verify(_covered(network, kind, message), signature)
     except (nacl.exceptions.BadSignatureError, nacl.exceptions.ValueError):
