@@ -28,6 +28,7 @@ from gdf_market.errors import (
     OversizedError,
     PeerError,
     StorageError,
+    UsageError,
     UserError,
     VerificationFailedError,
     ensure,
@@ -82,8 +83,14 @@ class Report:
 def export(store: LedgerStore, target: Path) -> int:
     """Write the finalized ledger of ``store`` to ``target``; return the number of blocks.
 
-    The file appears under its name only when it is complete.  Raises StorageError.
+    The file appears under its name only when it is complete.  Raises StorageError, and UsageError for a ledger whose
+    first blocks were pruned or never fetched.
     """
+    oldest = store.oldest()
+    ensure(
+        oldest == 1,
+        UsageError(f"{store.path} has no blocks before {oldest}; export from a node that keeps all (an archive)"),
+    )
     genesis = store.genesis()
     partial = target.with_name(target.name + ".part")
     try:

@@ -28,7 +28,7 @@ from ledger.rules import Rules
 from ledger.state_hash import StateHash
 from ledger.wire import LinksRequest, SnapshotPage, SnapshotRecord, SnapshotRequest
 
-_FAILURES = 3  # of one peer, before it is not asked any more
+_FAILURES = 3  # times that a peer does not answer, before it is not asked any more
 
 
 @dataclass(frozen=True)
@@ -98,9 +98,9 @@ class SnapshotSync:
         """Return when ``request`` is to be called again."""
         return self._deadline_ms if self._peer is not None else self._give_up_ms
 
-    def _fail(self) -> None:
+    def _fail(self, weight: int = 1) -> None:
         if self._peer is not None:
-            self._failures[self._peer] = self._failures.get(self._peer, 0) + 1
+            self._failures[self._peer] = self._failures.get(self._peer, 0) + weight
             self._peer = None
         self._pages = _Pages()
 
@@ -115,7 +115,7 @@ class SnapshotSync:
                 self._handovers.append(follow(self._chain, link, self._network))
                 self._pages = _Pages()  # of an older boundary block
         except PeerError:
-            self._fail()
+            self._fail(_FAILURES)  # it need not be asked again
             raise
         if not links:
             self._offers[peer] = min(self._offers.get(peer, 0), self._epoch.first - 1)  # it has no more
@@ -143,7 +143,7 @@ class SnapshotSync:
             ensure(page.done or len(page.records) > 0, MalformedError(f"{peer} sent an empty part of a snapshot"))
             return self._finish(boundary) if page.done else self._ask()
         except PeerError:
-            self._fail()
+            self._fail(_FAILURES)  # it need not be asked again
             raise
 
     def _finish(self, boundary: Handover) -> Snapshot:

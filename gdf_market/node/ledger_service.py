@@ -68,9 +68,13 @@ class LedgerService:
         send: Callable[[str, bytes], object],
         broadcast: Callable[[bytes, str | None], None],
         misbehaved: Callable[[str, PeerError], None],
+        from_snapshot: bool = False,
+        keep_epochs: int | None = None,
     ) -> None:
         self.store = store
-        self.replica = Replica(genesis, identity, store.restored())
+        self.replica = Replica(
+            genesis, identity, store.restored(), from_snapshot=from_snapshot, keep_epochs=keep_epochs
+        )
         self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
         self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE + SPARE_QUEUE)
         self._frames: Counter[str] = Counter()  # queued frames by peer

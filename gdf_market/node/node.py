@@ -336,6 +336,8 @@ async def open_node(
                 send=control.send,
                 broadcast=control.broadcast,
                 misbehaved=lambda peer, error: _punish(control, peer, error),
+                from_snapshot=settings.sync == "snapshot",
+                keep_epochs=settings.keep_epochs or None,
             )
             context = NodeContext(
                 identity=identity,

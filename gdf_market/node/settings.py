@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import Field, ValidationError, field_validator
@@ -34,6 +34,8 @@ class Settings(BaseSettings):
     threads: int = Field(default=0, ge=0, le=1_024)  # torch threads; 0 lets torch choose
     min_price: int = Field(default=CREDIT // 10, ge=1)  # micro-credits per unit this worker asks for
     units: int = Field(default=1, ge=1, le=64)  # units per round this worker offers
+    sync: Literal["full", "snapshot"] = "full"  # how a new ledger begins: every block, or a peer's verified snapshot
+    keep_epochs: int = Field(default=0, ge=0)  # epochs whose blocks stay when older ones are deleted; 0 keeps all
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
     log_level: str = "warning"
 
