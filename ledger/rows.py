@@ -1,15 +1,20 @@
-"""How finalized blocks and changed records become rows: one bulk statement per table (SQLAlchemy Core)."""
+"""How finalized blocks and changed records become rows: one bulk statement per table.
+
+Rows that come with every entry go to the driver as tuples: compiling them through SQLAlchemy would cost as much as
+SQLite itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator, Sequence
 
 import msgspec
 import sqlalchemy
 from sqlalchemy.dialects.sqlite import insert
-from sqlmodel import col, select
+from sqlmodel import SQLModel, col, select
 
-from contracts.records import StateRecord
+from contracts.records import Event, StateRecord
 from gdf_market.codec import encode
 from ledger.effects import Executed, SaveBlocks, SaveSnapshot
 from ledger.epochs import Epoch
@@ -28,15 +33,33 @@ from ledger.tables import (
     VoteRow,
 )
 
+_ENTRY = ("id", "height", "position", "kind", "author", "job", "raw")
+_EVENT = ("height", "position", *Event.__struct_fields__)
+_DELETE_RECORD = f'DELETE FROM "{RecordRow.__tablename__}" WHERE "key" = ?'  # noqa: S608 - a name of ours
+
 
 def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
     """Write records that are new or changed at a height."""
-    rows = [
-        {"key": key, "kind": kind_of(record), "value": encode(record), "height": height}
-        for key, record in records.items()
-    ]
+    rows = [(key, kind_of(record), encode(record), height) for key, record in records.items()]
+    _put(connection, "OR REPLACE", RecordRow, ("key", "kind", "value", "height"), rows)
+
+
+def _put(
+    connection: sqlalchemy.Connection,
+    conflict: str,
+    model: type[SQLModel],
+    columns: tuple[str, ...],
+    rows: Sequence[tuple[object, ...]],
+) -> None:
+    """Insert rows in bulk; ``conflict`` is SQLite's word for what a taken primary key does ("" refuses the rows)."""
     if rows:
-        connection.execute(insert(RecordRow).prefix_with("OR REPLACE"), rows)
+        connection.exec_driver_sql(_insert_of(conflict, str(model.__tablename__), columns), list(rows))
+
+
+@functools.cache
+def _insert_of(conflict: str, name: str, columns: tuple[str, ...]) -> str:
+    listed = ", ".join(f'"{column}"' for column in columns)
+    return f'INSERT {conflict} INTO "{name}" ({listed}) VALUES ({", ".join("?" * len(columns))})'  # noqa: S608 - names
 
 
 def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
@@ -44,19 +67,14 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     last = write.blocks[-1]
     certificate = encode(write.certificate)
     connection.execute(insert(BlockRow), [_block_row(each, last.tip.height, certificate) for each in write.blocks])
-    for model, rows in (
-        (EntryRow, [row for executed in write.blocks for row in _entry_rows(executed)]),
-        (EventRow, [row for executed in write.blocks for row in _event_rows(executed)]),
-    ):
-        if rows:
-            connection.execute(insert(model), rows)
+    _put(connection, "", EntryRow, _ENTRY, [row for executed in write.blocks for row in _entry_rows(executed)])
+    _put(connection, "", EventRow, _EVENT, [row for executed in write.blocks for row in _event_rows(executed)])
     for executed in write.blocks:
         changes = executed.transition.changes
         put_records(connection, {key: new for key, (_, new) in changes.items() if new is not None}, executed.tip.height)
-        removed = [key for key, (_, new) in changes.items() if new is None]
+        removed = [(key,) for key, (_, new) in changes.items() if new is None]
         if removed:
-            condition = col(RecordRow.key) == sqlalchemy.bindparam("gone")
-            connection.execute(sqlalchemy.delete(RecordRow).where(condition), [{"gone": key} for key in removed])
+            connection.exec_driver_sql(_DELETE_RECORD, removed)
     connection.execute(
         sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
     )
@@ -79,12 +97,11 @@ def _put_undo(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     if write.blocks[0].block.header.epoch == 0:
         return  # nobody starts from the genesis by a snapshot
     rows = [
-        {"key": key, "kind": kind_of(old) if old else "", "value": encode(old) if old else None}
+        (key, kind_of(old) if old else "", encode(old) if old else None)
         for executed in write.blocks
         for key, (old, _) in executed.transition.changes.items()
     ]
-    if rows:
-        connection.execute(insert(UndoRow).on_conflict_do_nothing(), rows)  # the first change counts
+    _put(connection, "OR IGNORE", UndoRow, ("key", "kind", "value"), rows)  # the first change counts
 
 
 def put_snapshot(connection: sqlalchemy.Connection, write: SaveSnapshot) -> None:
@@ -164,23 +181,15 @@ def _block_row(executed: Executed, certified_height: int, certificate: bytes) ->
     }
 
 
-def _entry_rows(executed: Executed) -> list[dict[str, object]]:
-    return [
-        {
-            "id": entry.id,
-            "height": executed.tip.height,
-            "position": position,
-            "kind": type(entry.body).__struct_config__.tag,
-            "author": entry.body.author,
-            "job": entry.id if type(entry.body).__struct_config__.tag == "job_post" else getattr(entry.body, "job", ""),
-            "raw": entry.raw,
-        }
-        for position, entry in enumerate(executed.entries)
-    ]
+def _entry_rows(executed: Executed) -> Iterator[tuple[object, ...]]:
+    height = executed.tip.height
+    for position, entry in enumerate(executed.entries):
+        kind = type(entry.body).__struct_config__.tag
+        job = entry.id if kind == "job_post" else getattr(entry.body, "job", "")
+        yield entry.id, height, position, kind, entry.body.author, job, entry.raw
 
 
-def _event_rows(executed: Executed) -> list[dict[str, object]]:
-    return [
-        {"height": executed.tip.height, "position": position, **msgspec.structs.asdict(event)}
-        for position, event in enumerate(executed.transition.events)
-    ]
+def _event_rows(executed: Executed) -> Iterator[tuple[object, ...]]:
+    height = executed.tip.height
+    for position, event in enumerate(executed.transition.events):
+        yield height, position, *msgspec.structs.astuple(event)
