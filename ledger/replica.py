@@ -122,6 +122,7 @@ class Replica:
         self._entered = (0, 0)  # the frontier and when it was reached
         self._status_ms = 0  # when the last status went out
         self._armed: int | None = None
+        self._moot = False  # the event of this step told nothing new
         self._writes: list[Write] = []
         self._effects: list[Effect] = []
         if restored is not None:
@@ -184,13 +185,17 @@ class Replica:
         if now_ms < self._now:  # the clock was set back: what was measured by it must not wait for it to come again
             self._entered = (self._entered[0], min(self._entered[1], now_ms))
             self._status_ms = min(self._status_ms, now_ms)
+        early = self._armed is not None and self._now <= now_ms < self._armed
         self._now = now_ms
+        self._moot = False
         try:
             self._handle(event)
         except PeerError as error:
             assert isinstance(event, Received), "only what a peer sent can be a peer's fault"
             self._effects.append(Misbehaved(event.peer, error))
-        if self._started:
+        # most of a flood is copies: before the next deadline they call for nothing
+        moot = self._moot and early and not self._effects and not self._writes
+        if self._started and not moot:
             self._settle()
             self._arm()
         effects, writes = self._effects, self._writes
@@ -268,10 +273,12 @@ class Replica:
 
     def _on_vote(self, peer: str, vote: Vote, data: bytes) -> None:
         if vote.epoch != self.epoch.number:
+            self._moot = True
             self._examine(vote)
             return  # its sender, or this node, is about to change over
         ensure(vote.voter in self._quorum.validators, MalformedError(f"vote of {vote.voter}, who is no validator"))
         if not self._quorum.wants_vote(vote):
+            self._moot = True
             self._examine(vote)
             return
         verify_vote(vote, self.network)
@@ -287,6 +294,7 @@ class Replica:
 
     def _on_certificate(self, peer: str, certificate: Certificate, data: bytes) -> None:
         if certificate.epoch != self.epoch.number or not self._quorum.wants_certificate(certificate):
+            self._moot = True
             return
         verify_certificate(certificate, self.network, self._quorum.validators, self.epoch.number)
         self._quorum.add_certificate(certificate)
@@ -304,10 +312,12 @@ class Replica:
         signed = SignedHeader(header=header, sig=proposal.sig)
         self._examine(signed)
         if header.epoch != self.epoch.number or not self._quorum.in_window(header.slot):
+            self._moot = True
             return
         certificate = self._quorum.notarized.get(header.slot) or self._quorum.final
         certified = certificate.hash if certificate is not None else None
         if not self._proposals.wants(header.slot, block_hash(header_bytes), certified):
+            self._moot = True
             return
         block = open_block(proposal, self.network, self._quorum.leader(header.slot))
         self._watch.note(signed)

@@ -1,51 +1,39 @@
 """Deterministic simulation of a network of replicas: one seed, one run.
 
-Replicas are the real ones, with real signatures (verification is cached, nothing else is replaced).  The market is
-transfers only unless other rules are given.  The network delays, loses, repeats and reorders; it partitions and heals;
-nodes crash in the middle of an effect list and come back from what was durable.  Byzantine nodes hold real keys.
-Everything agreed is checked after every event.
+Replicas are the real ones, with real signatures (what all nodes would compute alike is computed once per process).
+The network delays, loses, repeats and reorders; it partitions and heals; nodes crash in the middle of an effect list
+and come back from what was durable; clocks differ and jump.  Byzantine nodes hold real keys; twins are two nodes with
+one key.  Everything agreed is checked after every event (tests/sim/monitor.py).
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import heapq
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import immutables
-import msgspec
-
-from contracts.block import Transition
-from contracts.records import Account, Allocation, Event, Genesis, Nonce, StateRecord
-from contracts.state import BlockContext, State, genesis_state, network_id
-from gdf_market import identity, vrf
-from gdf_market.codec import encode
-from gdf_market.errors import RuleError, ensure
+from contracts.records import Allocation, Genesis, Staking
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, Transfer, seal
-from ledger import wire
-from ledger.block import FINAL, NOTAR, SKIP, Certificate, Proposal, Vote
-from ledger.chain import genesis_tip
 from ledger.effects import (
     Broadcast,
     Effect,
-    Executed,
     Finalized,
     Misbehaved,
     PeerDown,
     PeerUp,
     Received,
-    Restored,
+    Refused,
+    ReplicaEvent,
     Save,
     SaveBlocks,
-    SaveCandidate,
-    SaveVote,
     Send,
     Serve,
+    ServeLinks,
+    ServeSnapshot,
     SetTimer,
     Started,
     Submitted,
@@ -54,101 +42,28 @@ from ledger.effects import (
 )
 from ledger.replica import Replica
 from ledger.rules import Rules
+from tests.sim.caches import cached_crypto
+from tests.sim.memory import InvariantError, MemoryStore, TornStore
+from tests.sim.monitor import Monitor
+from tests.sim.transfers import TRANSFERS, TransferRules
+
+__all__ = [
+    "START_MS",
+    "TRANSFERS",
+    "Cluster",
+    "Faults",
+    "InvariantError",
+    "MemoryStore",
+    "Node",
+    "Tamper",
+    "TransferRules",
+    "cached_crypto",
+    "key",
+    "make_genesis",
+    "transfer",
+]
 
 START_MS = 1_700_000_000_000
-
-
-class InvariantError(AssertionError):
-    """Honest nodes disagree, or one of them broke a voting rule."""
-
-
-# ---- a market of transfers
-
-
-class TransferRules:
-    """Only transfers: balance, nonce, expiry.  Small, so that a simulation spends its time on agreement."""
-
-    def network_id(self, genesis: Genesis) -> str:
-        return network_id(genesis)
-
-    def genesis_state(self, genesis: Genesis) -> State:
-        return genesis_state(genesis)
-
-    def validators(self, state: State) -> tuple[str, ...]:
-        return state.network().validators
-
-    def restore(self, records: Mapping[str, StateRecord]) -> State:
-        return State(immutables.Map(records))
-
-    def apply_block(self, state: State, entries: Sequence[Entry], context: BlockContext) -> Transition:
-        events: list[Event] = []
-        records = state.records
-        touched: dict[str, None] = {}
-        for entry in entries:
-            for key, record in self._transfer(State(records), entry, context.time_ms).items():
-                records = records.set(key, record)
-                touched[key] = None
-            events.append(Event(kind="transfer", entry=entry.id))
-        changes = {key: (state.records.get(key), records.get(key)) for key in touched}
-        return Transition(state=State(records), events=tuple(events), changes=changes)
-
-    def _transfer(self, state: State, entry: Entry, time_ms: int) -> dict[str, StateRecord]:
-        body = entry.body
-        ensure(isinstance(body, Transfer), RuleError("only transfers here"))
-        assert isinstance(body, Transfer)
-        ensure(time_ms < body.expires_ms, RuleError(f"entry {entry.id} has expired"))
-        nonce = f"nonce/{body.author}/{body.nonce}"
-        ensure(state.get(nonce) is None, RuleError(f"nonce {body.nonce} is used"))
-        payer = state.account(body.author)
-        ensure(payer.balance >= body.amount, RuleError(f"balance {payer.balance} does not cover {body.amount}"))
-        changed: dict[str, StateRecord] = {
-            f"account/{body.author}": msgspec.structs.replace(payer, balance=payer.balance - body.amount),
-            nonce: Nonce(expires_ms=body.expires_ms),
-        }
-        receiver = changed.get(f"account/{body.to}", state.account(body.to))
-        assert isinstance(receiver, Account)
-        changed[f"account/{body.to}"] = msgspec.structs.replace(receiver, balance=receiver.balance + body.amount)
-        return changed
-
-    def select_entries(
-        self, state: State, candidates: Sequence[Entry], context: BlockContext
-    ) -> tuple[list[Entry], list[tuple[Entry, RuleError]]]:
-        chosen: list[Entry] = []
-        refused: list[tuple[Entry, RuleError]] = []
-        for entry in candidates:
-            try:
-                state = self.apply_block(state, [entry], context).state
-                chosen.append(entry)
-            except RuleError as error:
-                refused.append((entry, error))
-        return chosen, refused
-
-    def check_entry(self, state: State, entry: Entry, time_ms: int) -> None:
-        self._transfer(state, entry, time_ms)
-
-    def next_wake_ms(self, state: State) -> int | None:
-        return None
-
-
-TRANSFERS = TransferRules()
-
-
-# ---- crypto, verified once per process instead of once per node
-
-_cached_verify = functools.lru_cache(maxsize=200_000)(identity.verify)
-_cached_vrf = functools.lru_cache(maxsize=50_000)(vrf.verify)
-_cached_prove = functools.lru_cache(maxsize=50_000)(vrf.prove)
-
-
-@contextlib.contextmanager
-def cached_crypto() -> Iterator[None]:
-    """Let nodes of one process share the results of verification."""
-    saved = identity.verify, vrf.verify, vrf.prove
-    identity.verify, vrf.verify, vrf.prove = _cached_verify, _cached_vrf, _cached_prove  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        identity.verify, vrf.verify, vrf.prove = saved
 
 
 @functools.lru_cache(maxsize=256)
@@ -157,19 +72,39 @@ def key(number: int) -> Identity:
     return Identity(number.to_bytes(32, "big"))
 
 
-def make_genesis(validators: int, *, block_ms: int = 200, heartbeat_ms: int = 1_500, users: int = 4) -> Genesis:
-    """Return a network of ``key(1..validators)`` and users ``key(101..)`` with 1000 credits each."""
-    accounts = [key(1 + index) for index in range(validators)] + [key(101 + index) for index in range(users)]
+def make_genesis(
+    validators: int,
+    *,
+    block_ms: int = 200,
+    heartbeat_ms: int = 1_500,
+    users: int = 4,
+    others: int = 0,
+    staking: Staking | None = None,
+    entry_fee: int = 0,
+) -> Genesis:
+    """Return a network of validators ``key(1..)``, other nodes ``key(51..)`` and users ``key(101..)``.
+
+    Each has 1000 credits, and validators have their bond locked besides.
+    """
+    staking = staking or Staking()
+    names = [key(1 + index).account for index in range(validators)]
+    poor = [key(51 + index).account for index in range(others)] + [key(101 + index).account for index in range(users)]
+    bonds = {account: staking.bond for account in names}
     return Genesis(
         name="sim",
         test_network=True,
         time_ms=START_MS,
-        allocations=tuple(Allocation(account=each.account, balance=1_000_000_000, stake=0) for each in accounts),
-        validators=tuple(key(1 + index).account for index in range(validators)),
+        allocations=tuple(
+            Allocation(account=account, balance=1_000_000_000, stake=bonds.get(account, 0))
+            for account in (*names, *poor)
+        ),
+        validators=tuple(names),
         block_ms=block_ms,
         heartbeat_ms=heartbeat_ms,
         audit_bond=0,
         max_void_rounds=3,
+        staking=staking,
+        entry_fee=entry_fee,
     )
 
 
@@ -177,53 +112,6 @@ def transfer(network: str, sender: Identity, to: str, nonce: int, now_ms: int, a
     """Return a signed transfer that lives for half an hour."""
     body = Transfer(author=sender.account, nonce=nonce, expires_ms=now_ms + 1_800_000, to=to, amount=amount, memo="")
     return seal(sender, network, body)
-
-
-# ---- durable memory
-
-
-class MemoryStore:
-    """What LedgerStore promises, in memory: a Save is all there or not at all, and survives a crash."""
-
-    def __init__(self, genesis: Genesis, rules: Rules) -> None:
-        self.genesis = genesis
-        self.tip = genesis_tip(genesis, rules)
-        self.votes: dict[tuple[int, str], bytes] = {}
-        self.candidates: dict[str, SaveCandidate] = {}
-        self.blocks: list[tuple[Executed, Certificate | None]] = []
-
-    def save(self, writes: Sequence[Write]) -> None:
-        for write in writes:
-            match write:
-                case SaveVote(vote):
-                    if (vote.slot, vote.kind) in self.votes:
-                        raise InvariantError(f"second {vote.kind} vote of {vote.voter} in slot {vote.slot}")
-                    self.votes[vote.slot, vote.kind] = encode(vote)
-                case SaveCandidate():
-                    self.candidates.setdefault(write.id, write)
-                case SaveBlocks(blocks, certificate):
-                    self.blocks += [(each, certificate if each is blocks[-1] else None) for each in blocks]
-                    self.tip = blocks[-1].tip
-                    self.votes = {key: raw for key, raw in self.votes.items() if key[0] > self.tip.slot}
-                    self.candidates = {name: c for name, c in self.candidates.items() if c.slot > self.tip.slot}
-
-    def restored(self) -> Restored:
-        candidates = sorted(self.candidates.values(), key=lambda each: (each.slot, each.id))
-        return Restored(self.genesis, self.tip, tuple(self.votes.values()), tuple(each.raw for each in candidates))
-
-    def sync_messages(self, height: int) -> list[bytes]:
-        chunk = self.blocks[height - 1 : height + 15]
-        items = [
-            wire.SyncBlock(block=msgspec.json.decode(each.block.raw, type=Proposal), certificate=certificate)
-            for each, certificate in chunk
-        ]
-        groups = [tuple(items[start : start + 4]) for start in range(0, len(items), 4)]
-        return [
-            encode(wire.SyncResponse(blocks=group, more=index + 1 < len(groups))) for index, group in enumerate(groups)
-        ]
-
-
-# ---- the network
 
 
 @dataclass(frozen=True)
@@ -237,10 +125,17 @@ class Faults:
     spikes: float = 0.0  # share of messages that take up to 3 s
     crash: float = 0.0  # chance per step to crash within its effects
     partitions: int = 0
+    power_cuts: int = 0  # of all nodes at once
+    skew_ms: int = 300  # how far a clock is off, either way
+    jumps: int = 0  # of clocks, forth and back
+    echo: float = 1.0  # share of floods that reach a node which has the message already: gossip saves most of them
 
 
 @dataclass
 class Node:
+    """A node of the simulation; ``name`` is its account, but for the second of two twins."""
+
+    name: str
     key: Identity
     store: MemoryStore
     skew_ms: int
@@ -249,9 +144,20 @@ class Node:
     life: int = 0  # counts restarts: what was scheduled for an earlier life is void
     refused: list[tuple[str, Exception]] = field(default_factory=list)
     finalized: list[Finalized] = field(default_factory=list)
+    got: set[bytes] = field(default_factory=set)  # in this life
+    down: bool = False  # stays down until its time has come, whatever heals
+
+    @property
+    def account(self) -> str:
+        return self.key.account
 
 
 Tamper = Callable[["Cluster", str, list[Effect]], list[Effect]]
+
+
+def as_it_is(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Change nothing: what a twin sends breaks the rules only together with what the other one sends."""
+    return effects
 
 
 class Cluster:
@@ -265,6 +171,7 @@ class Cluster:
         *,
         faults: Faults | None = None,
         byzantine: Mapping[int, Tamper] | None = None,
+        twins: Collection[int] = (),
         rules: Rules = TRANSFERS,
         genesis: Genesis | None = None,
         links: Callable[[int, int], bool] = lambda a, b: True,
@@ -274,47 +181,83 @@ class Cluster:
         self.random = random.Random(seed)
         self.faults = faults or Faults(until_ms=0)
         self.rules = rules
-        self.genesis = genesis or make_genesis(validators)
+        self.genesis = genesis or make_genesis(validators, others=observers)
         self.network = rules.network_id(self.genesis)
         self.now_ms = 0
         self.delivered = 0
         self.memory: dict[Any, Any] = {}  # attackers' notes
-        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._count = 0
         self._groups: dict[str, int] = {}
         self._send_before_save = send_before_save
         make_store = stores or (lambda name: MemoryStore(self.genesis, rules))
         keys = [key(1 + index) for index in range(validators)] + [key(51 + index) for index in range(observers)]
+        names = [each.account for each in keys]
         self.nodes: dict[str, Node] = {
-            each.account: Node(each, make_store(each.account), self.random.randint(-300, 300)) for each in keys
+            name: Node(name, each, make_store(name), self._draw_skew()) for name, each in zip(names, keys, strict=True)
         }
-        names = list(self.nodes)
-        self.byzantine = {names[index]: tamper for index, tamper in (byzantine or {}).items()}
-        self._links = {(a, b) for i, a in enumerate(names) for j, b in enumerate(names) if i != j and links(i, j)}
-        self._agreed: dict[int, tuple[str, str]] = {}  # height -> hash, state root
-        self._votes: dict[tuple[str, int, str], str] = {}  # sent by honest validators
-        for name in names:
+        self.byzantine: dict[str, Tamper] = {names[index]: tamper for index, tamper in (byzantine or {}).items()}
+        self._connect(names, links)
+        for index in twins:
+            self._add_twin(names[index], make_store(names[index] + "'"))
+        self._bad = {self.nodes[name].account for name in self.byzantine}
+        self._names: dict[str, list[str]] = {}
+        for name, node in self.nodes.items():
+            self._names.setdefault(node.account, []).append(name)
+        self.monitor = Monitor(self.genesis, rules, self.is_honest)
+        self._schedule()
+
+    def _draw_skew(self) -> int:
+        return self.random.randint(-self.faults.skew_ms, self.faults.skew_ms)
+
+    def _connect(self, names: list[str], links: Callable[[int, int], bool]) -> None:
+        self._links: dict[str, dict[str, None]] = {
+            a: {b: None for j, b in enumerate(names) if i != j and links(i, j)} for i, a in enumerate(names)
+        }
+
+    def _add_twin(self, name: str, store: MemoryStore) -> None:
+        """Add a second node with a node's key; the others are linked to one of the two, few of them to both."""
+        twin = name + "'"
+        self.nodes[twin] = Node(twin, self.nodes[name].key, store, self._draw_skew())
+        self.byzantine[name] = self.byzantine[twin] = as_it_is
+        self._links[twin] = {}
+        others = list(self._links[name])
+        self.random.shuffle(others)
+        for index, other in enumerate(others):
+            if index % 2:
+                self._links[twin][other] = self._links[other][twin] = None
+                if self.random.random() < 0.8:
+                    del self._links[name][other], self._links[other][name]
+
+    def _schedule(self) -> None:
+        for name in self.nodes:
             self.at(self.random.randint(0, 50), functools.partial(self.start, name))
-        for _ in range(self.faults.partitions):
-            self.at(self.random.randint(0, self.faults.until_ms), self._partition)
+        for count, what in (
+            (self.faults.partitions, self._partition),
+            (self.faults.power_cuts, self._cut_power),
+            (self.faults.jumps, self._jump),
+        ):
+            for _ in range(count):
+                self.at(self.random.randint(0, self.faults.until_ms), what)
         self.at(self.faults.until_ms, self._heal)
 
     # ---- time
 
-    def at(self, when_ms: int, what: Callable[[], None]) -> None:
+    def at(self, when_ms: int, what: Callable[..., None], *arguments: Any) -> None:
         """Do something at a simulated time."""
         self._count += 1
-        heapq.heappush(self._heap, (max(when_ms, self.now_ms), self._count, what))
+        heapq.heappush(self._heap, (max(when_ms, self.now_ms), self._count, what, arguments))
 
-    def run(self, until_ms: int, done: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, until_ms: int, done: Callable[[], bool] | None = None) -> bool:
         """Run until a time or until ``done``; return whether it is done."""
-        while self._heap and self._heap[0][0] <= until_ms:
-            self.now_ms, _, what = heapq.heappop(self._heap)
-            what()
-            if done():
+        heap = self._heap
+        while heap and heap[0][0] <= until_ms:
+            self.now_ms, _, what, arguments = heapq.heappop(heap)
+            what(*arguments)
+            if done is not None and done():
                 return True
         self.now_ms = until_ms
-        return done()
+        return done is not None and done()
 
     @property
     def faulty(self) -> bool:
@@ -325,7 +268,8 @@ class Cluster:
 
     def clock(self, name: str) -> int:
         """Return a node's idea of the time."""
-        return START_MS + self.now_ms + self.nodes[name].skew_ms
+        skew_ms: int = self.nodes[name].skew_ms
+        return START_MS + self.now_ms + skew_ms
 
     def up(self) -> list[str]:
         """Return the nodes that run."""
@@ -335,170 +279,219 @@ class Cluster:
         """Return all nodes that follow the rules."""
         return [node for name, node in self.nodes.items() if name not in self.byzantine]
 
+    def is_honest(self, account: str) -> bool:
+        """Say whether every node with this key follows the rules."""
+        return account not in self._bad
+
     def start(self, name: str) -> None:
         """Start a node from its store."""
         node = self.nodes[name]
-        if node.replica is not None:
+        if node.replica is not None or node.down:
             return
+        if name not in self.byzantine:
+            self.monitor.on_restart(node.store)
         node.replica = Replica(self.genesis, node.key, node.store.restored(), rules=self.rules)
-        node.timers = {}
+        node.timers, node.got = {}, set()
         node.life += 1
         self.step(name, Started())
-        for other in self.up():
-            if (name, other) in self._links:
-                self.step(name, PeerUp(other))
-                self.step(other, PeerUp(name))
+        for other in self._links[name]:
+            if self.nodes[other].replica is not None:
+                self.step(name, PeerUp(self.nodes[other].account))
+                self.step(other, PeerUp(node.account))
 
-    def crash(self, name: str, *, back_ms: int | None = None) -> None:
+    def crash(self, name: str, *, back_ms: int | None = None, lost: bool = False) -> None:
         """Stop a node at once; it comes back after ``back_ms``, or when everything heals."""
         node = self.nodes[name]
         if node.replica is None:
             return
         node.replica = None
         node.life += 1
-        for other in self.up():
-            if (name, other) in self._links:
-                self.at(self.now_ms, functools.partial(self.step, other, PeerDown(name)))
+        self.monitor.on_crash(name, lost=lost)
+        for other in self._links[name]:
+            if self.nodes[other].replica is not None:
+                self.at(self.now_ms, self.step, other, PeerDown(node.account))
         if back_ms is not None:
-            self.at(self.now_ms + back_ms, functools.partial(self.start, name))
+            self.at(self.now_ms + back_ms, self.start, name)
+
+    def take_down(self, name: str, until_ms: int) -> None:
+        """Stop a node until a time, even if everything else heals before."""
+        self.crash(name)
+        self.nodes[name].down = True
+        self.at(until_ms, self._bring_up, name)
+
+    def _bring_up(self, name: str) -> None:
+        self.nodes[name].down = False
+        self.start(name)
 
     def submit(self, name: str, entry: Entry) -> None:
         """Hand an entry to a node."""
         self.step(name, Submitted(entry))
 
-    def step(self, name: str, event: object) -> None:
+    def step(self, name: str, event: ReplicaEvent) -> None:
         """Give a node an event and carry out its effects, perhaps only the first few of them."""
         node = self.nodes[name]
         if node.replica is None:
             return
-        effects = node.replica.step(event, self.clock(name))  # type: ignore[arg-type]
-        if name in self.byzantine:
-            effects = self.byzantine[name](self, name, effects)
+        tamper = self.byzantine.get(name)
+        effects = self._decide(node, event) if tamper is None else self._misbehave(node, event, tamper)
         if self._send_before_save:
             effects = sorted(effects, key=lambda effect: isinstance(effect, Save))
-        stop = len(effects) + 1
-        if self.faulty and effects and self.random.random() < self.faults.crash:
-            stop = self.random.randint(0, len(effects))
-        for effect in effects[:stop]:
+        if effects and self.faults.crash and self.faulty and self.random.random() < self.faults.crash:
+            self._crash_within(node, effects)
+            return
+        for effect in effects:
             self._carry_out(name, node, effect)
-        if stop <= len(effects):
-            self.crash(name, back_ms=self.random.randint(100, 2_500))
+        if tamper is None and node.replica is not None:
+            self.monitor.on_step(node.replica)
+
+    def _decide(self, node: Node, event: ReplicaEvent) -> list[Effect]:
+        assert node.replica is not None
+        if self._bad and type(event) is Received:
+            self.monitor.on_received(node.name, node.replica, event.data, self.now_ms)
+        try:
+            return node.replica.step(event, self.clock(node.name))
+        except InvariantError:
+            raise
+        except Exception as error:
+            raise InvariantError(f"honest {node.name} failed: {type(error).__name__}: {error}") from error
+
+    def _misbehave(self, node: Node, event: ReplicaEvent, tamper: Tamper) -> list[Effect]:
+        """An attacker that trips over its own forgeries is gone."""
+        assert node.replica is not None
+        try:
+            return tamper(self, node.name, node.replica.step(event, self.clock(node.name)))
+        except Exception:
+            self.crash(node.name)
+            node.down = True
+            return []
+
+    def _crash_within(self, node: Node, effects: list[Effect]) -> None:
+        """Carry out some of the effects: the Save is among them (then it is durable), or lost, or torn."""
+        stop = self.random.randint(0, len(effects))
+        for effect in effects[:stop]:
+            self._carry_out(node.name, node, effect)
+        cut = effects[stop] if stop < len(effects) else None
+        if isinstance(cut, Save) and isinstance(node.store, TornStore):
+            node.store.tear = True
+            node.store.save(cut.writes)
+            node.store.tear = False
+        lost = any(isinstance(effect, Save) for effect in effects[stop:])
+        self.crash(node.name, back_ms=self.random.randint(100, 2_500), lost=lost)
 
     def _carry_out(self, name: str, node: Node, effect: Effect) -> None:  # noqa: C901 - one arm per effect
         match effect:
+            case Broadcast(data, exclude):
+                self._check_sent(name, data)
+                for peer in self._links[name]:
+                    if self.nodes[peer].account != exclude:
+                        self._put(node, self.nodes[peer], data, flood=True)
+            case Send(peer, data):
+                self.transmit(name, peer, data)
+            case SetTimer(timer, at_ms):
+                self._arm(name, node, timer, at_ms)
             case Save(writes):
                 node.store.save(writes)
                 self._check_saved(name, writes)
-            case Send(peer, data):
-                self.transmit(name, peer, data)
-            case Broadcast(data, exclude):
-                for peer in self.nodes:
-                    if peer != exclude:
-                        self.transmit(name, peer, data)
             case Serve(peer, height):
                 for data in node.store.sync_messages(height):
                     self.transmit(name, peer, data)
-            case SetTimer(timer, at_ms):
-                self._arm(name, node, timer, at_ms)
             case Finalized():
                 node.finalized.append(effect)
             case Misbehaved(peer, error):
-                if name not in self.byzantine and peer not in self.byzantine:
+                if name not in self.byzantine and self.is_honest(peer):
                     raise InvariantError(f"honest {peer} was blamed: {error!r}")
-            case _:
-                node.refused.append((effect.entry_id, effect.error))
-
-    def _arm(self, name: str, node: Node, timer: str, at_ms: int) -> None:
-        node.timers[timer] = at_ms
-        life = node.life
-
-        def fire() -> None:
-            if node.life == life and node.timers.get(timer) == at_ms:
-                del node.timers[timer]
-                self.step(name, Timer(timer))
-
-        self.at(at_ms - START_MS - node.skew_ms, fire)
-
-    # ---- links
-
-    def transmit(self, source: str, target: str, data: bytes) -> None:
-        """Put a message on a link, where it meets the run's faults."""
-        if (source, target) not in self._links:
-            return
-        assert len(data) <= 65_536, "every message fits into one frame"
-        self._check_sent(source, data)
-        faults = self.faults
-        copies = 1
-        if self.faulty:
-            if self.random.random() < faults.loss:
-                copies = 0
-            elif self.random.random() < faults.repeat:
-                copies = 2
-        for _ in range(copies):
-            delay = self.random.randint(*faults.delay_ms)
-            if self.faulty and self.random.random() < faults.spikes:
-                delay = self.random.randint(500, 3_000)
-            self.at(self.now_ms + delay, functools.partial(self._deliver, source, target, data))
-
-    def _deliver(self, source: str, target: str, data: bytes) -> None:
-        if self.faulty and self._groups.get(source) != self._groups.get(target):
-            return
-        self.delivered += 1
-        self.step(target, Received(source, data))
-
-    def _partition(self) -> None:
-        self._groups = {name: self.random.randint(0, 1) for name in self.nodes}
-
-    def _heal(self) -> None:
-        self._groups = {}
-        for name in self.nodes:
-            self.start(name)
-
-    # ---- invariants
+            case Refused(entry_id, error):
+                node.refused.append((entry_id, error))
+            case ServeLinks() | ServeSnapshot():
+                pass  # nobody here begins with a snapshot
 
     def _check_saved(self, name: str, writes: Sequence[Write]) -> None:
         if name in self.byzantine:
             return
         for write in writes:
             if isinstance(write, SaveBlocks):
-                for executed in write.blocks:
-                    self._check_finalized(name, executed)
-
-    def _check_finalized(self, name: str, executed: Executed) -> None:
-        header = executed.block.header
-        agreed = self._agreed.setdefault(header.height, (executed.block.hash, header.state_root))
-        if agreed != (executed.block.hash, header.state_root):
-            raise InvariantError(f"two finalized blocks at height {header.height}")
-        if header.proposer != self.genesis.validators[header.slot % len(self.genesis.validators)]:
-            raise InvariantError(f"block {header.height} of slot {header.slot} is not by the slot's leader")
-        before = self._agreed.get(header.height - 1, (self.network, ""))
-        if header.parent != before[0]:
-            raise InvariantError(f"block {header.height} does not follow the finalized block before it")
-        state = executed.tip.state
-        if state.supply_check() != state.network().supply:
-            raise InvariantError(f"credits were made or lost at height {header.height}")
+                self.monitor.on_saved(write, START_MS + self.now_ms)
 
     def _check_sent(self, name: str, data: bytes) -> None:
-        if name in self.byzantine or b'"type":"vote"' not in data:
+        assert len(data) <= 65_536, "every message fits into one frame"
+        if name not in self.byzantine:
+            self.monitor.on_sent(data)
+
+    def _arm(self, name: str, node: Node, timer: str, at_ms: int) -> None:
+        node.timers[timer] = at_ms
+        self.at(at_ms - START_MS - node.skew_ms, self._fire, name, node, node.life, timer, at_ms)
+
+    def _fire(self, name: str, node: Node, life: int, timer: str, at_ms: int) -> None:
+        if node.life == life and node.timers.get(timer) == at_ms:
+            del node.timers[timer]
+            self.step(name, Timer(timer))
+
+    # ---- links
+
+    def transmit(self, source: str, target: str, data: bytes) -> None:
+        """Send a message from a node to every node of an account."""
+        self._check_sent(source, data)
+        for name in self._names[target]:
+            if name in self._links[source]:
+                self._put(self.nodes[source], self.nodes[name], data)
+
+    def _put(self, source: Node, target: Node, data: bytes, *, flood: bool = False) -> None:
+        """Put a message on a link, where it meets the run's faults."""
+        if flood and data in target.got and self.random.random() >= self.faults.echo:
             return
-        vote = msgspec.json.decode(data, type=Vote)
-        if vote.voter in self.byzantine:
+        faults, draw = self.faults, self.random.random
+        low, high = faults.delay_ms
+        copies = 1
+        faulty = self.now_ms < faults.until_ms
+        if faulty:
+            if faults.loss and draw() < faults.loss:
+                return
+            if faults.repeat and draw() < faults.repeat:
+                copies = 2
+        for _ in range(copies):
+            delay = low + int(draw() * (high - low + 1))
+            if faulty and faults.spikes and draw() < faults.spikes:
+                delay = 500 + int(draw() * 2_500)
+            self.at(self.now_ms + delay, self._deliver, source, target, data, flood)
+
+    def _deliver(self, source: Node, target: Node, data: bytes, flood: bool) -> None:
+        if target.replica is None:
             return
-        earlier = self._votes.setdefault((vote.voter, vote.slot, vote.kind), vote.hash)
-        if earlier != vote.hash:
-            raise InvariantError(f"{vote.voter} sent two {vote.kind} votes in slot {vote.slot}")
-        other = {SKIP: FINAL, FINAL: SKIP, NOTAR: ""}[vote.kind]
-        if (vote.voter, vote.slot, other) in self._votes:
-            raise InvariantError(f"{vote.voter} voted both to skip and to finalize slot {vote.slot}")
+        if self._groups and self.faulty and self._groups[source.name] != self._groups[target.name]:
+            return
+        if flood and data in target.got and self.random.random() >= self.faults.echo:
+            return
+        target.got.add(data)
+        self.delivered += 1
+        self.step(target.name, Received(source.account, data))
+
+    # ---- weather
+
+    def _partition(self) -> None:
+        self._groups = {name: self.random.randint(0, 1) for name in self.nodes}
+
+    def _cut_power(self) -> None:
+        for name in self.nodes:
+            self.crash(name, back_ms=self.random.randint(100, 1_000))
+
+    def _jump(self) -> None:
+        self.random.choice(list(self.nodes.values())).skew_ms = self._draw_skew()
+
+    def _heal(self) -> None:
+        self._groups = {}
+        for name in self.nodes:
+            self.start(name)
+
+    # ---- what was agreed
 
     def heights(self) -> list[int]:
         """Return the finalized heights of honest nodes (durable ones)."""
         return [node.store.tip.height for node in self.honest()]
 
-    def finalized_everywhere(self, entry_ids: Sequence[str]) -> bool:
+    def finalized_everywhere(self, entry_ids: Collection[str]) -> bool:
         """Say whether every honest node has finalized all these entries."""
-        wanted = set(entry_ids)
-        return all(
-            wanted <= {entry.id for executed, _ in node.store.blocks for entry in executed.entries}
-            for node in self.honest()
-        )
+        heights = self.monitor.auditor.heights
+        if not all(entry_id in heights for entry_id in entry_ids):
+            return False
+        last = max((heights[entry_id] for entry_id in entry_ids), default=0)
+        return all(node.store.tip.height >= last for node in self.honest())

@@ -36,6 +36,7 @@ def scenario(seed: int) -> Cluster:
         spikes=chance.choice((0.0, 0.05)),
         crash=chance.choice((0.0, 0.0, 0.005, 0.02)),
         partitions=chance.choice((0, 0, 1, 3)),
+        echo=chance.choice((0.05, 0.05, 0.2, 1.0)),
     )
     return Cluster(
         seed,
