@@ -261,10 +261,12 @@ def test_a_silent_peer_is_passed_over() -> None:
     sync.offer("silent", 9, 0)
     sync.offer("other", 6, 0)
     first = sync.request(0)
-    assert first is not None and first[0] == "silent"
+    assert first is not None
+    assert first[0] == "silent"
     assert sync.request(limits.SYNC_TIMEOUT_MS - 1) is None
     second = sync.request(limits.SYNC_TIMEOUT_MS)
-    assert second is not None and second[0] == "other"
+    assert second is not None
+    assert second[0] == "other"
     sync.leave("other")
     for attempt in range(2, 8):
         sync.request(attempt * limits.SYNC_TIMEOUT_MS)
