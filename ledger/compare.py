@@ -90,21 +90,29 @@ def compare_sides(a: Side, b: Side, rules: Rules) -> Comparison:
     """Compare two ledgers that are open already; raises what reading them raises."""
     if a.genesis != b.genesis:
         return Comparison(DIFFERENT, 0, _fields("genesis", a.genesis, b.genesis))
-    return _Pair(a, b, rules.network_id(a.genesis)).run(max(a.oldest, b.oldest))
+    first = max(a.oldest, b.oldest)
+    named = set_hash(a.genesis.validators) if first == 1 else None
+    return _Pair(a, b, rules.network_id(a.genesis), named).run(first)
+
+
+def compare_block(own: Side, height: int, ours: Attested, theirs: Attested, rules: Rules) -> tuple[str, ...]:
+    """Return how one block differs from that of a ledger whose earlier blocks are the same; nothing if only by signers.
+
+    Raises PeerError for a header that is none of this network.
+    """
+    return _Pair(own, own, rules.network_id(own.genesis), named=None).differences(height, ours, theirs)
 
 
 class _Pair:
     """Two ledgers of one network."""
 
-    def __init__(self, a: Side, b: Side, network: str) -> None:
+    def __init__(self, a: Side, b: Side, network: str, named: str | None) -> None:
         self._a, self._b = a, b
         self._network = network
-        self._named: str | None = set_hash(a.genesis.validators)  # the hash of the set that agrees on the next block
+        self._named = named  # the hash of the set that agrees on the next block; None if its header is not read
 
     def run(self, first: int) -> Comparison:
         height, otherwise = first - 1, 0
-        if first > 1:
-            self._named = None  # the header that names it was pruned
         pairs = itertools.zip_longest(self._a.blocks(first), self._b.blocks(first))
         for ours, theirs in pairs:
             if ours is None or theirs is None:
@@ -186,6 +194,8 @@ def _check_attested(item: Attested, epoch: Epoch, network: str) -> None:
     places = open_headers([proposal.header for proposal in proposals], epoch, network, root)
     if item.certificate is not None:
         check_final(item.certificate, places[-1], epoch, network)
+    else:  # a later block's certificate finalizes it, but no later one of this epoch can
+        ensure(first.height < epoch.last, MalformedError(f"no certificate ends epoch {epoch.number}"))
 
 
 def _fields(what: str, a: Genesis | Header, b: Genesis | Header) -> tuple[str, ...]:

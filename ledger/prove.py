@@ -34,7 +34,10 @@ def prove_entry(store: LedgerStore, entry_id: str) -> bytes:
     row = store.entry(entry_id)
     ensure(
         row is not None,
-        UsageError(f"no entry {entry_id!r} in this ledger; give the full id of 64 characters (`ledger show --height`)"),
+        UsageError(
+            f"no entry {entry_id!r} in this ledger; give the full id of 64 characters (`ledger show --height`)"
+            + _pruned(store)
+        ),
     )
     assert row is not None
     block = _block(store, row.height)
@@ -78,6 +81,7 @@ def prove_heads(store: LedgerStore, older: int, newer: int) -> bytes:
         head is not None and newer <= head.height,
         UsageError(f"no block {newer} in this ledger; its head is block {head.height if head else 0}"),
     )
+    ensure(older >= store.oldest(), UsageError(f"{older} {newer}: block {older} is not here{_pruned(store)}"))
     last = _block(store, _block(store, newer).certified_height)
     closing = _closing(store, last.height)
     count = last.height - older + 1 + len(closing)
@@ -94,6 +98,12 @@ def prove_heads(store: LedgerStore, older: int, newer: int) -> bytes:
             headers=(*headers, *closing),
         )
     return _checked(store, proof, last.height)
+
+
+def _pruned(store: LedgerStore) -> str:
+    """Return the end of a sentence about what may be missing in a ledger that does not hold all blocks."""
+    oldest = store.oldest()
+    return f"; blocks below {oldest} were pruned from this ledger; ask a node that keeps them" if oldest > 1 else ""
 
 
 # ---- the chain of validator sets

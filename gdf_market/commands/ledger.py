@@ -22,6 +22,7 @@ from gdf_market.units import format_credits
 from ledger.tables import BlockRow
 
 if TYPE_CHECKING:
+    from ledger.compare import Comparison
     from ledger.export import Report
     from ledger.proof import Verdict
 
@@ -293,33 +294,81 @@ def _known_network(app: App, genesis: str | None) -> str | None:
 
 
 @ledger.command()
-@click.argument("a", type=click.Path(path_type=Path))
-@click.argument("b", type=click.Path(path_type=Path))
+@click.argument("others", nargs=-1, required=True, metavar="PEER_OR_FILE [PEER_OR_FILE]")
 @pass_app
-def diff(app: App, a: Path, b: Path) -> None:
-    """Say where ledgers A and B part: data folders, ledger.sqlite files or exports.
+def diff(app: App, others: tuple[str, ...]) -> None:
+    """Say where two ledgers part: this folder's and another, or two others.
 
-    Exits with 0 if they are equal or one continues the other, with 5 if they differ.
+    A ledger is a data folder (its node may be running), a ledger.sqlite file, an export, or a peer of the network: its
+    address (/ip4/…/tcp/…/p2p/…) or an invite. Two peers cannot be compared at once.
 
-    Example: gdf-market ledger diff demo-run/alice demo-run/bob
+    Exits with 0 if they are equal or one continues the other, with 5 if they differ, naming the first height and why.
+
+    Examples:
+
+    gdf-market ledger diff demo-run/alice demo-run/bob
+
+    gdf-market ledger diff /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…
     """
     from ledger.compare import DIFFERENT, EQUAL, compare
 
+    if len(others) > 2:
+        raise UsageError("give one ledger to compare with this folder's, or two")
+    a, b = others if len(others) == 2 else (str(app.data.root), others[0])
+    if _is_peer(a):
+        a, b = b, a
     with app.progress(f"comparing {a} and {b}"):
-        found = compare(a, b)
+        found = _diff_peer(Path(a), b) if _is_peer(b) else compare(Path(a), Path(b))
 
     def text() -> str:
         if found.relation == DIFFERENT:
             return "\n".join([f"height {found.height} differs", *(f"  {reason}" for reason in found.reasons)])
         if found.relation == EQUAL:
             return f"equal: {found.height} blocks"
-        names = (str(b), str(a)) if found.longer == "a" else (str(a), str(b))
+        names = (b, a) if found.longer == "a" else (a, b)
         return f"{names[0]} is a prefix of {names[1]}: {found.height} common blocks, then {found.beyond} more"
 
-    app.emit({"a": str(a), "b": str(b), **dataclasses.asdict(found)}, text)
+    app.emit({"a": a, "b": b, **dataclasses.asdict(found)}, text)
+    if found.first > 1:
+        app.say(f"Blocks before {found.first} are not in both; the hash of its parent stands for them.")
     if found.attested_otherwise:
         app.say(
             f"{found.attested_otherwise} common blocks carry other signatures, all valid; honest nodes may differ so"
         )
     if found.relation == DIFFERENT:
         raise VerificationFailedError(f"the ledgers differ at height {found.height}")
+
+
+def _is_peer(text: str) -> bool:
+    return text.startswith("gdf1-") or "/p2p/" in text
+
+
+def _diff_peer(path: Path, peer: str) -> Comparison:
+    """Compare a ledger on disk (side a) with a peer's (side b)."""
+    from gdf_market.commands.session import run_async
+    from gdf_market.node.remote_ledger import compare_with_peer
+    from ledger.store import LedgerStore
+
+    if _is_peer(str(path)):
+        raise UsageError("two peers cannot be compared at once; compare this folder with each")
+    file = path / "ledger.sqlite" if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"there is no ledger at {file}; give a data folder or its ledger.sqlite")
+    store = LedgerStore(file, read_only=True)
+    try:
+        addresses = _addresses(peer, network_id(store.genesis()))
+        return run_async(lambda: compare_with_peer(store, addresses))
+    finally:
+        store.close()
+
+
+def _addresses(peer: str, network: str) -> tuple[str, ...]:
+    if not peer.startswith("gdf1-"):
+        return (peer,)
+    from gdf_market.node.invite import check_network, parse_invite
+
+    invite = parse_invite(peer)
+    check_network(invite, network)
+    if not invite.bootstrap:
+        raise UsageError("the invite names no address; make one with `gdf-market node invite` on a running node")
+    return invite.bootstrap

@@ -15,12 +15,13 @@ from ledger.block import SKIP, cast
 from ledger.effects import Received, SaveVote, Started
 from ledger.export import export, verify
 from ledger.importing import build, check_empty, publish, read_genesis
+from ledger.prove import prove_entry
 from ledger.replica import Replica
 from ledger.store import LedgerStore
-from tests.ledger_kit import Cli, Maker, make_folder, make_ledger
+from tests.ledger_kit import Cli, Maker, make_epochs, make_folder, make_ledger
 from tests.simulator import key, make_genesis
 
-TABLES = ("meta", "block", "entry", "event", "record", "vote", "candidate")
+TABLES = ("meta", "block", "entry", "event", "record", "undo", "vote", "candidate", "epoch", "closing", "evidence")
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +67,24 @@ def test_an_imported_ledger_has_the_originals_rows(maker: Maker, exported: Path,
     assert (report.height, report.head, heights) == (12, maker.store.head().hash, [12])
     for table in TABLES:
         assert rows(target, table) == rows(maker.path, table), table
+
+
+@pytest.mark.parametrize("batch", [1, 3, 256])
+def test_epochs_are_imported_with_their_sets_and_closing_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr(importing, "BATCH_BLOCKS", batch)
+    epochs = make_epochs(tmp_path / "original.sqlite")
+    export(epochs.store, tmp_path / "chain.gdfl")
+    report = build(tmp_path / "chain.gdfl", tmp_path / "ledger.sqlite", epochs.network)
+    publish(tmp_path / "ledger.sqlite")
+    assert (report.height, report.head) == (19, epochs.store.head().hash)
+    for table in TABLES:
+        assert rows(tmp_path / "ledger.sqlite", table) == rows(epochs.path, table), table
+    assert [len(rows(epochs.path, table)) for table in ("epoch", "closing")] == [5, 3]
+    imported = LedgerStore(tmp_path / "ledger.sqlite")
+    entry = imported.block_entries(18)[0].id
+    assert prove_entry(imported, entry) == prove_entry(epochs.store, entry)
 
 
 def test_batches_change_nothing(maker: Maker, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

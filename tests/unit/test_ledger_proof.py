@@ -30,6 +30,7 @@ from ledger.block import (
     seal_block,
     set_hash,
 )
+from ledger.effects import Prune
 from ledger.limits import MAX_VALIDATORS
 from ledger.links import MAX_CLOSING, Link
 from ledger.proof import (
@@ -661,6 +662,19 @@ def test_a_proof_that_reaches_too_far_is_refused(
     monkeypatch.setattr(prove, "MAX_CLOSING", 1)
     with pytest.raises(UsageError, match="2 closing blocks end the epoch of block 8; a proof has room for 1"):
         prove_entry(epochs.store, entry)
+
+
+def test_a_pruned_ledger_proves_what_it_still_holds(epochs: Maker, tmp_path: Path) -> None:
+    """Boundary blocks and closing blocks stay, so the chain of sets does."""
+    pruned = make_epochs(tmp_path / "ledger.sqlite")
+    pruned.store.save([Prune(18)])
+    for row in pruned.store.block_entries(18):
+        assert prove_entry(pruned.store, row.id) == prove_entry(epochs.store, row.id)
+    assert prove_heads(pruned.store, 18, 19) == prove_heads(epochs.store, 18, 19)
+    with pytest.raises(UsageError, match="blocks below 18 were pruned from this ledger; ask a node that keeps them"):
+        prove_heads(pruned.store, 17, 19)
+    with pytest.raises(UsageError, match=r"no entry .* in this ledger.*blocks below 18 were pruned"):
+        prove_entry(pruned.store, entry_at(epochs, 14))
 
 
 # ---- commands
