@@ -186,7 +186,8 @@ class Cluster:
         self.now_ms = 0
         self.delivered = 0
         self.memory: dict[Any, Any] = {}  # attackers' notes
-        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self.tripped: list[tuple[str, Exception]] = []  # attackers that failed by their own doing
+        self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
         self._groups: dict[str, int] = {}
         self._send_before_save = send_before_save
@@ -243,7 +244,7 @@ class Cluster:
 
     # ---- time
 
-    def at(self, when_ms: int, what: Callable[..., None], *arguments: Any) -> None:
+    def at(self, when_ms: int, what: Callable[..., object], *arguments: Any) -> None:
         """Do something at a simulated time."""
         self._count += 1
         heapq.heappush(self._heap, (max(when_ms, self.now_ms), self._count, what, arguments))
@@ -360,7 +361,8 @@ class Cluster:
         assert node.replica is not None
         try:
             return tamper(self, node.name, node.replica.step(event, self.clock(node.name)))
-        except Exception:
+        except Exception as error:
+            self.tripped.append((node.name, error))
             self.crash(node.name)
             node.down = True
             return []

@@ -15,6 +15,8 @@ import ledger.admission
 import ledger.chain
 import ledger.replica
 import ledger.sync
+from contracts.parameters import MAX_TTL_MS
+from contracts.state import State
 from gdf_market import identity, vrf
 from gdf_market.errors import GdfError
 from gdf_market.messages import Entry
@@ -22,7 +24,7 @@ from ledger import wire
 from ledger.block import Block, Proposal
 from ledger.effects import Executed, Tip
 from ledger.epochs import Epoch
-from ledger.rules import Rules
+from ledger.rules import MarketRules, Rules
 
 VERIFIED = functools.lru_cache(maxsize=100_000)(identity.verify)
 VRF_VERIFIED = functools.lru_cache(maxsize=20_000)(vrf.verify)
@@ -68,6 +70,12 @@ def _execute_key(block: Block, parent: Tip, epoch: Epoch, rules: Rules, opened: 
     return block.raw, parent.hash, epoch, id(rules)
 
 
+def _checked_key(rules: MarketRules, state: State, entry: Entry, time_ms: int) -> Any:
+    # time decides only whether an entry lives: jobs aside, of which there are none here
+    body = entry.body
+    return id(state), entry.id, time_ms < body.expires_ms <= time_ms + MAX_TTL_MS
+
+
 def _execute_once(function: Callable[..., Executed]) -> Callable[..., Executed]:
     cached = _once(function, _execute_key)
 
@@ -96,6 +104,7 @@ def cached_crypto() -> Iterator[None]:
         (wire, "read", READ),
         (ledger.chain, "execute", _execute_once(ledger.chain.execute)),
     ]
+    patches.append((MarketRules, "check_entry", _once(MarketRules.check_entry, _checked_key)))
     for module in (ledger.chain, ledger.admission):
         patches.append((module, "open_entry", _once(module.open_entry, _entry_key)))
     for module in (ledger.replica, ledger.sync):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
 
-from tests.sim.test_simplex import run_seed
+from tests.sim.scenarios import run_seed
 
 PROGRESS_S = 2.0  # on a terminal; elsewhere lines come five times as rarely
 QUEUED_PER_WORKER = 2

@@ -115,14 +115,14 @@ class Monitor:
         self._fresh = []
         try:
             message = READ(data)
-        except GdfError:
-            return
-        if isinstance(message, Vote):
-            statement: Statement = message
-        elif isinstance(message, Proposal):
-            statement = SignedHeader(header=read_header(bytes(message.header)), sig=message.sig)
-        else:
-            return
+            if isinstance(message, Vote):
+                statement: Statement = message
+            elif isinstance(message, Proposal):
+                statement = SignedHeader(header=read_header(bytes(message.header)), sig=message.sig)
+            else:
+                return
+        except (GdfError, msgspec.MsgspecError, UnicodeError):
+            return  # garbage
         if not self._is_honest(signer(statement)) and self._is_signed(statement):
             self._compare(name, replica, statement, now_ms)
             if self._is_kept(replica, message):
