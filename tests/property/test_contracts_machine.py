@@ -1,8 +1,9 @@
 """Random markets: honest, cheating, silent and hostile actors, random terms and time steps.
 
 Every block is checked by the world (conservation, events, wake-up times,
-canonical records); at the end every job must have ended with nothing locked,
-everybody paid once, and pay equal to the evidence.
+canonical records, how much of the validator set changed); at the end every job
+must have ended with nothing locked, everybody paid once, and pay equal to the
+evidence, and the bonds of everybody that left the validator set must return.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from hypothesis.stateful import (
 )
 
 from contracts.block import next_wake_ms, select_entries
-from contracts.records import Job, Round
+from contracts.records import Job, Round, Staking
 from contracts.views import pending_actions
 from gdf_market.messages import (
     AuditCommit,
@@ -32,6 +33,7 @@ from gdf_market.messages import (
     BidWithdraw,
     Commit,
     Entry,
+    Evidence,
     Flag,
     JobCancel,
     Receipt,
@@ -40,8 +42,12 @@ from gdf_market.messages import (
     Reveal,
     SketchOpen,
     Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
 )
+from gdf_market.statements import FINAL, NOTAR, SKIP
 from gdf_market.units import CREDIT, PPM
+from tests.contracts_staking import HASH_A, HASH_B, sign_header, sign_vote
 from tests.contracts_world import (
     Actor,
     World,
@@ -68,18 +74,31 @@ KINDS = (
 )
 names = st.sampled_from(PLAYERS)
 flavours = st.sampled_from(["", "", "", "cheat"])
-skips = st.one_of(st.just(frozenset()), st.frozensets(st.sampled_from(KINDS), max_size=2))
-excesses = st.sampled_from([None, None, 0, 500_000, 500_000, 50_000_000])
+skips = st.one_of(
+    st.just(frozenset()),
+    st.sampled_from([frozenset({kind}) for kind in KINDS]),
+    st.frozensets(st.sampled_from(KINDS), max_size=2),
+)
+excesses = st.sampled_from([None, None, 0, 500_000, 500_000, 500_000, 50_000_000])
 small = st.integers(0, 3)
 
 
 class Market(RuleBasedStateMachine):
     """One network, at most three jobs; actors change their behaviour at any time."""
 
-    @initialize(bond=st.sampled_from([0, 1, 5 * CREDIT]), void=st.integers(0, 3))
-    def found(self, bond: int, void: int) -> None:
+    @initialize(
+        bond=st.sampled_from([0, 1, 5 * CREDIT]),
+        void=st.integers(0, 3),
+        fee=st.sampled_from([0, 0, 1_000]),
+        seat=st.sampled_from([0, 7, 7, 100 * CREDIT + 3]),
+        blocks=st.sampled_from([1, 6, 12, 12, 40]),
+        floor=st.sampled_from([1, 1, 2, 4]),
+    )
+    def found(self, bond: int, void: int, fee: int, seat: int, blocks: int, floor: int) -> None:
         balances = {name: 300 * CREDIT for name in ("owner", *PLAYERS)} | {"w3": 0}
-        self.world = World(balances, VALIDATORS, {"audit_bond": bond, "max_void_rounds": void})
+        staking = Staking(epoch_blocks=blocks, bond=seat, floor=floor, silent_epochs=2, evidence_epochs=3)
+        terms = {"audit_bond": bond, "max_void_rounds": void, "entry_fee": fee, "staking": staking}
+        self.world = World(balances, VALIDATORS, terms, rotates=True)
         self.world.cast(*(Actor(name, lottery=True) for name in PLAYERS))
         self.world.cast(Actor("w1", flavour="cheat"))
         self.jobs: list[str] = []
@@ -158,9 +177,10 @@ class Market(RuleBasedStateMachine):
             elif next_wake_ms(self.world.state) is not None:
                 self.world.wake()
 
-    @rule(dt=st.sampled_from([0, 1, 999, 5_000, 20_000, 70_000]))
-    def pass_time(self, dt: int) -> None:
-        self.world.block(dt=dt)
+    @rule(dt=st.sampled_from([0, 1, 999, 5_000, 20_000, 70_000]), blocks=st.sampled_from([1, 1, 1, 20]))
+    def pass_time(self, dt: int, blocks: int) -> None:
+        for _ in range(blocks):
+            self.world.block(dt=dt // blocks)
 
     # hostility: well-formed entries that say anything
 
@@ -256,7 +276,62 @@ class Market(RuleBasedStateMachine):
         assert_nothing_locked(world)
         for job_id in self.jobs:
             check_ended(world, world.job(job_id))
+        check_bonds_return(world)
         SEEN.update(f"{event.kind} {event.reason}" for event in world.events)
+
+
+class Republic(Market):
+    """A market whose validator set changes, too: members come, go, fall silent and sign what convicts them."""
+
+    @rule(name=names, turns=st.integers(1, 2), odd=st.booleans())
+    def move(self, name: str, turns: int, odd: bool) -> None:
+        """Join, or leave where one has a place (the odd ones try the other thing)."""
+        for _ in range(turns):
+            outside = self.world.state.validator(key_of(name).account) is None
+            self.offer(self.world.entry(name, ValidatorJoin if outside != (odd and turns == 1) else ValidatorLeave))
+
+    @rule(name=names)
+    def fall_silent_or_come_back(self, name: str) -> None:
+        self.world.down = self.world.down ^ {key_of(name).account}
+        for _ in range(min(24, 2 * self.world.genesis.staking.epoch_blocks)):
+            self.world.block(dt=50)
+
+    @rule(
+        author=st.sampled_from(["owner", *PLAYERS]),
+        name=names,
+        back=st.sampled_from([0, 0, 0, 1, 3, 4, -1]),
+        kinds=st.sampled_from(
+            [(NOTAR, NOTAR), (FINAL, SKIP), ("header", "header"), (NOTAR, FINAL), (NOTAR, SKIP), ("header", FINAL)]
+        ),
+        hash=st.sampled_from([HASH_A, HASH_B, HASH_B]),
+        slot=st.integers(1, 3),
+    )
+    def accuse(self, author: str, name: str, back: int, kinds: tuple[str, str], hash: str, slot: int) -> None:
+        """Bring evidence that may be none, or about an epoch that is over, or against nobody who could be punished."""
+        world, key = self.world, key_of(name)
+        where = {"epoch": max(0, world.state.network().epoch - back), "slot": slot}
+        statements = [
+            sign_header(key, world.network, parent=at, **where)
+            if kind == "header"
+            else sign_vote(key, world.network, kind, "" if kind == SKIP else at, **where)
+            for kind, at in zip(kinds, (HASH_A, hash), strict=True)
+        ]
+        self.offer(world.entry(author, Evidence, first=statements[0], second=statements[1]))
+
+
+def check_bonds_return(world: World) -> None:
+    """Let the evidence window of everybody that is out of the set pass; then only members and candidates are bound."""
+    leavers = world.state.network().unlocking
+    world.check = False  # hundreds of empty blocks
+    world.down = set()
+    for _ in range((1 + world.genesis.staking.evidence_epochs) * world.genesis.staking.epoch_blocks):
+        world.block()
+    network = world.state.network()
+    assert not set(leavers) & set(network.unlocking)
+    bound = {*network.validators, *network.candidates, *network.unlocking}
+    for account in leavers:
+        assert account in bound or world.state.account(account).stake == 0
+    assert world.state.supply_check() == network.supply
 
 
 class _AnyRound:
@@ -330,14 +405,28 @@ def check_round(world: World, round_: Round, paid: Counter[tuple[int, int]]) -> 
 SEEN: Counter[str] = Counter()
 ENDINGS = {
     *("paid", "merit", "missed", "rejected", "convicted", "slashed", "forfeited", "returned", "refund", "audit"),
+    *("fee", "epoch"),
     *("job done", "job expired", "job cancelled", "verdict pass", "verdict fail", "verdict grey", "phase void"),
 }
 
 
-def test_random_markets_keep_the_rules() -> None:
+CHANGES = {
+    *(
+        "bond",
+        "validator waits",
+        "validator joined",
+        "validator left; ",
+        "returned left",
+        "returned the bond is unlocked",
+    ),
+    *("slashed reward", "slashed shared", "evicted made no block", "evicted signed", "convicted signed", "paid", "fee"),
+}
+
+
+def run(machine: type[Market], endings: set[str]) -> None:
     SEEN.clear()
     run_state_machine_as_test(
-        Market,
+        machine,
         settings=settings(
             max_examples=EXAMPLES,
             stateful_step_count=40,
@@ -348,5 +437,13 @@ def test_random_markets_keep_the_rules() -> None:
         ),
     )
     # a machine that never gets there would prove little
-    missing = {ending for ending in ENDINGS if not any(seen.startswith(ending) for seen in SEEN)}
+    missing = {ending for ending in endings if not any(seen.startswith(ending) for seen in SEEN)}
     assert not missing, SEEN
+
+
+def test_random_markets_keep_the_rules() -> None:
+    run(Market, ENDINGS)
+
+
+def test_random_validator_sets_keep_the_rules() -> None:
+    run(Republic, CHANGES)

@@ -5,11 +5,20 @@ import pytest
 from contracts.audits import compute_targets
 from contracts.block import check_entry
 from contracts.parameters import MAX_REDRAWS
-from contracts.records import Target
+from contracts.records import Staking, Target
 from contracts.views import Action, pending_actions
 from gdf_market import vrf
 from gdf_market.errors import RuleError
-from gdf_market.messages import AuditCommit, AuditOpen, Entry, Flag, Result, SketchOpen, audit_alpha
+from gdf_market.messages import (
+    AuditCommit,
+    AuditOpen,
+    Entry,
+    Flag,
+    Result,
+    SketchOpen,
+    ValidatorLeave,
+    audit_alpha,
+)
 from gdf_market.units import CREDIT
 from tests.contracts_world import (
     ACTS,
@@ -18,6 +27,7 @@ from tests.contracts_world import (
     audit_fields,
     bid_entry,
     cast_all,
+    end_epoch,
     key_of,
     lottery_proof,
     make_world,
@@ -527,3 +537,22 @@ def test_a_record_makes_audits_rarer() -> None:
     assert chances[0] == 500_000
     assert chances[-1] < chances[0]
     assert sorted(chances, reverse=True) == chances
+
+
+def test_who_was_named_audits_though_it_left_the_validator_set() -> None:
+    names = ("val", "val2", "val3", "val4", "val5", "val6")
+    world = make_world(validators=names, staking=Staking(epoch_blocks=30, silent_epochs=100))
+    job = accepted(world, audit_ms=600_000)
+    named = name_of(target_of(world, job).auditor)
+    assert named in names
+    other = next(name for name in names if name != named)
+    end_epoch(world, *(world.entry(name, ValidatorLeave) for name in (named, other)))
+    assert not {key_of(name).account for name in (named, other)} & set(world.state.network().validators)
+    assert name_of(target_of(world, job).auditor) == named
+    # a ticket of the lottery counts only for who is eligible now
+    ticket = world.entry(other, AuditCommit, **commit_fields(job, role="lottery", proof="00" * 80))
+    world.refuse(ticket, "may not audit this unit")
+    world.block(targeted_commit(world, job))
+    play_to_end(world)
+    audit = world.audit(job, 0, 0, named)
+    assert (audit.status, audit.verdict) == ("opened", "pass")
