@@ -19,7 +19,7 @@ from contracts.records import Genesis, Staking
 from gdf_market.codec import encode
 from gdf_market.commands import main
 from gdf_market.identity import Identity
-from gdf_market.messages import Body, Entry, Evidence, ValidatorJoin, ValidatorLeave, seal
+from gdf_market.messages import Body, Entry, Evidence, Transfer, ValidatorJoin, ValidatorLeave, seal
 from ledger.block import FINAL, NOTAR, Certificate, cast, certify, quorum_size
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import Executed, SaveBlocks
@@ -61,6 +61,10 @@ class Maker:
         expires_ms = self.chain.head.time_ms + 1_800_000
         body = kind(author=author.account, nonce=self._nonce, expires_ms=expires_ms, **fields)
         return seal(author, self.network, body)  # type: ignore[arg-type]
+
+    def pay(self, sender: Identity, to: Identity, amount: int) -> Entry:
+        """Return a signed transfer of micro-credits."""
+        return self.entry(Transfer, sender, to=to.account, amount=amount, memo="")
 
     def evidence(self, author: Identity, accused: Identity, epoch: int) -> Entry:
         """Return evidence of two notarize votes that an accused signed in a slot of an epoch."""

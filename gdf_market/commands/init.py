@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import rich_click as click
@@ -15,8 +16,10 @@ from gdf_market.errors import PeerError, UsageError
 from gdf_market.units import CREDIT, parse_credits
 
 DEFAULT_SUPPLY = 1_000_000 * CREDIT
-VALIDATOR_STAKE = 1_000 * CREDIT
-ENTRY_FEE = 1_000  # micro-credits per started KiB; test networks take none
+VALIDATOR_BOND = "100"  # credits
+ENTRY_FEE = "0.001"  # credits per started KiB; test networks take none unless asked to
+EPOCH_BLOCKS = 720  # at least 36 minutes on an idle network, and 6 on the busiest one
+FLOOR = 4  # the smallest set that goes on without one of its members
 
 
 @click.command()
@@ -53,6 +56,32 @@ ENTRY_FEE = 1_000  # micro-credits per started KiB; test networks take none
     show_default=True,
     help="With --new-network: an idle network's block time.",
 )
+@click.option(
+    "--epoch-blocks",
+    type=click.IntRange(1, 1_000_000),
+    default=EPOCH_BLOCKS,
+    show_default=True,
+    help="With --new-network: blocks after which the set of validators may change.",
+)
+@click.option(
+    "--validator-bond",
+    default=VALIDATOR_BOND,
+    show_default=True,
+    metavar="CREDITS",
+    help="With --new-network: what a validator locks, from the first ones on; lost if it signs contradictions.",
+)
+@click.option(
+    "--validator-floor",
+    type=click.IntRange(1, 100),
+    help="With --new-network: leaving does not take the set below so many (default: as many as it begins with, "
+    f"at most {FLOOR}).",
+)
+@click.option(
+    "--entry-fee",
+    metavar="CREDITS",
+    help="With --new-network: what an entry pays to the block's proposer per started KiB "
+    f"(default: {ENTRY_FEE}, on a test network 0).",
+)
 @pass_app
 def init(
     app: App,
@@ -63,6 +92,10 @@ def init(
     grants: tuple[str, ...],
     block_ms: int,
     heartbeat_ms: int,
+    epoch_blocks: int,
+    validator_bond: str,
+    validator_floor: int | None,
+    entry_fee: str | None,
 ) -> None:
     """Make this folder's key, and start or join a network.
 
@@ -78,12 +111,24 @@ def init(
         raise UsageError("--new-network and --join exclude each other; give one of them")
     if join == "" or new_network == "":
         raise UsageError("an empty name or invite joins nothing; is the node that should print its invite running?")
+    costs = _costs(test_network, validator_bond, entry_fee)
     genesis, bootstrap = _genesis_of_invite(join) if join else (None, [])
     app.data.create()
     key = _ensure_key(app)
     if new_network:
+        accounts = sorted({_account(account) for account in validators} or {key.account})
         genesis = _new_genesis(
-            key.account, new_network, test_network, validators, grants, block_ms=block_ms, heartbeat_ms=heartbeat_ms
+            key.account,
+            new_network,
+            test_network,
+            accounts,
+            grants,
+            block_ms=block_ms,
+            heartbeat_ms=heartbeat_ms,
+            staking=Staking(
+                epoch_blocks=epoch_blocks, bond=costs.bond, floor=validator_floor or min(FLOOR, len(accounts))
+            ),
+            entry_fee=costs.entry_fee,
         )
     network = app.data.save_genesis(genesis) if genesis is not None else None
     if bootstrap:
@@ -137,6 +182,24 @@ def _remember_bootstrap(app: App, bootstrap: list[str]) -> None:
     write_atomic(app.data.config, tomlkit.dumps(document).encode())
 
 
+@dataclass(frozen=True)
+class _Costs:
+    """In micro-credits."""
+
+    bond: int
+    entry_fee: int  # per started KiB
+
+
+def _costs(test_network: bool, validator_bond: str, entry_fee: str | None) -> _Costs:
+    """Return what a seat and an entry cost.  Raises UsageError for what lets strangers in for nothing."""
+    bond = parse_credits(validator_bond)
+    fee = parse_credits(entry_fee if entry_fee is not None else "0" if test_network else ENTRY_FEE)
+    for name, amount in (("--validator-bond", bond), ("--entry-fee", fee)):
+        if amount == 0 and not test_network:
+            raise UsageError(f"{name} 0 is for test networks only: strangers would fill the network for nothing")
+    return _Costs(bond, fee)
+
+
 def _account(text: str) -> str:
     try:
         identity.public_key(text)
@@ -149,11 +212,13 @@ def _new_genesis(
     own: str,
     name: str,
     test_network: bool,
-    validators: tuple[str, ...],
+    validators: list[str],
     grants: tuple[str, ...],
     *,
     block_ms: int,
     heartbeat_ms: int,
+    staking: Staking,
+    entry_fee: int,
 ) -> Genesis:
     balances: dict[str, int] = {}
     for grant in grants:
@@ -161,11 +226,10 @@ def _new_genesis(
         if not separator:
             raise UsageError(f"--grant {grant!r} is not ACCOUNT=CREDITS")
         balances[_account(account)] = parse_credits(amount)
-    chosen = sorted({_account(account) for account in validators} or {own})
-    stakes = dict.fromkeys(chosen, VALIDATOR_STAKE)
+    stakes = dict.fromkeys(validators, staking.bond)
     others = sum(balances.values()) + sum(stakes.values())
     if others > DEFAULT_SUPPLY:
-        raise UsageError(f"the grants exceed the supply of {DEFAULT_SUPPLY // CREDIT} credits")
+        raise UsageError(f"grants and validators' bonds exceed the supply of {DEFAULT_SUPPLY // CREDIT} credits")
     balances[own] = balances.get(own, 0) + DEFAULT_SUPPLY - others
     accounts = sorted(balances.keys() | stakes.keys())
     import msgspec
@@ -181,13 +245,13 @@ def _new_genesis(
                 Allocation(account=account, balance=balances.get(account, 0), stake=stakes.get(account, 0))
                 for account in accounts
             ),
-            validators=tuple(chosen),
+            validators=tuple(validators),
             block_ms=block_ms,
             heartbeat_ms=heartbeat_ms,
             audit_bond=CREDIT // 10,
             max_void_rounds=5,
-            staking=Staking(bond=VALIDATOR_STAKE),
-            entry_fee=0 if test_network else ENTRY_FEE,
+            staking=staking,
+            entry_fee=entry_fee,
         )
         return decode(encode(genesis), Genesis, max_bytes=1 << 20)
     except (PeerError, msgspec.MsgspecError) as error:

@@ -60,7 +60,9 @@ def show(app: App, height: int | None, entry_id: str | None, limit: int) -> None
             if block is None:
                 raise UsageError(f"no block {height} in this ledger; `gdf-market ledger show` prints the head")
             entries = [{"id": row.id, "kind": row.kind, "author": row.author} for row in store.block_entries(height)]
-            value = {"hash": block.hash, "header": json.loads(block.header), "entries": entries}
+            number, validators = store.epoch_at(height)
+            epoch = {"number": number, "validators": list(validators)}
+            value = {"hash": block.hash, "epoch": epoch, "header": json.loads(block.header), "entries": entries}
             app.emit(value, lambda: json.dumps(value, indent=2))
             return
         _show_head(app, store.state(), store.blocks(limit=limit))
@@ -69,12 +71,15 @@ def show(app: App, height: int | None, entry_id: str | None, limit: int) -> None
 def _show_head(app: App, state: State, blocks: list[BlockRow]) -> None:
     supply = state.supply_check()
     head = blocks[0] if blocks else None
+    network = state.network()
     value = {
         "height": head.height if head else 0,
+        "epoch": network.epoch,
+        "validators": len(network.validators),
         "head": head.hash if head else None,
         "state_root": head.state_root if head else None,
         "supply": supply,
-        "conserved": supply == state.network().supply,
+        "conserved": supply == network.supply,
         "blocks": [
             {"height": row.height, "hash": row.hash, "entries": row.entry_count, "proposer": row.proposer}
             for row in blocks
@@ -82,7 +87,8 @@ def _show_head(app: App, state: State, blocks: list[BlockRow]) -> None:
     }
 
     def text() -> object:
-        shown = table(f"head {value['height']}", "height", "hash", "entries", "proposer")
+        title = f"head {value['height']}, epoch {network.epoch} with {len(network.validators)} validators"
+        shown = table(title, "height", "hash", "entries", "proposer")
         for row in blocks:
             shown.add_row(str(row.height), short(row.hash, 16), str(row.entry_count), short(row.proposer))
         shown.caption = (
@@ -157,6 +163,7 @@ def prove(app: App, entry: str | None, heads: tuple[int, int] | None, output: Pa
 
     gdf-market ledger prove --head 100 250 -o heads.proof
     """
+    from ledger.proof import read
     from ledger.prove import prove_entry, prove_heads
 
     if (entry is None) == (heads is None):
@@ -171,10 +178,14 @@ def prove(app: App, entry: str | None, heads: tuple[int, int] | None, output: Pa
         output.write_bytes(data)
     except OSError as error:
         raise UsageError(f"cannot write {output}: {error.strerror}; choose another file with -o") from None
-    network = network_id(app.data.genesis())
+    network, epochs = network_id(app.data.genesis()), len(read(data).links)
     app.emit(
-        {"file": str(output), "bytes": len(data), "network": network},
-        lambda: f"{len(data)} bytes written to {output}\ncheck   gdf-market ledger check {output} --genesis {network}",
+        {"file": str(output), "bytes": len(data), "network": network, "epochs": epochs},
+        lambda: (
+            f"{len(data)} bytes written to {output}\n"
+            f"epochs  the sets of {epochs + 1} epochs lead from the genesis to the block\n"
+            f"check   gdf-market ledger check {output} --genesis {network}"
+        ),
     )
 
 

@@ -23,7 +23,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gdf_market.errors import GdfError, UsageError
-from gdf_market.messages import Bid, BidWithdraw, Body, JobCancel, JobPost, Transfer
+from gdf_market.messages import (
+    Bid,
+    BidWithdraw,
+    Body,
+    JobCancel,
+    JobPost,
+    Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
+)
 
 if TYPE_CHECKING:
     from gdf_market.node.node import Node
@@ -36,6 +45,8 @@ SUBMITTABLE: dict[str, type[Body]] = {
     "bid": Bid,
     "bid_withdraw": BidWithdraw,
     "job_cancel": JobCancel,
+    "validator_join": ValidatorJoin,
+    "validator_leave": ValidatorLeave,
 }
 
 Handler = Callable[[Request], Awaitable[Response]]

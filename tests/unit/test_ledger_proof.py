@@ -685,7 +685,7 @@ def test_commands_prove_and_check(cli: Cli, tmp_path: Path) -> None:
     file, entry = tmp_path / "paid.proof", entry_at(maker, 5)
     made = cli("--data-dir", tmp_path / "node", "ledger", "prove", entry, "-o", file, "--json")
     assert made.code == 0
-    assert made.value == {"file": str(file), "bytes": file.stat().st_size, "network": maker.network}
+    assert made.value == {"file": str(file), "bytes": file.stat().st_size, "network": maker.network, "epochs": 0}
     printed = cli("--data-dir", tmp_path / "node", "ledger", "prove", entry)
     assert printed.out.encode() == file.read_bytes()
     nowhere = ("--data-dir", tmp_path / "none", "ledger", "check", file)
@@ -702,6 +702,24 @@ def test_commands_prove_and_check(cli: Cli, tmp_path: Path) -> None:
     heads = cli("--data-dir", tmp_path / "node", "ledger", "prove", "--head", 2, 6, "-o", file)
     assert heads.code == 0
     assert cli(*nowhere, "--genesis", maker.network, "--json").value["height"] == 2
+
+
+def test_commands_show_the_chain_of_sets(cli: Cli, tmp_path: Path) -> None:
+    maker = make_folder(tmp_path / "node", make_epochs)
+    folder, file = ("--data-dir", tmp_path / "node", "ledger"), tmp_path / "paid.proof"
+    made = cli(*folder, "prove", entry_at(maker, 18), "-o", file)
+    assert "the sets of 5 epochs lead from the genesis to the block" in made.out
+    checked = cli("ledger", "check", file, "--genesis", maker.network)
+    assert checked.code == 0
+    epochs = next(line for line in checked.out.splitlines() if line.split()[1] == "epochs")
+    assert "4 epochs ended by certified blocks, the set changed 3 times; epoch 4 has 3 validators" in epochs
+    value = cli("ledger", "check", file, "--genesis", maker.network, "--json").value
+    assert (value["height"], value["epoch"], value["certified_height"]) == (18, 4, 19)
+    shown = cli(*folder, "show", "--json").value
+    assert (shown["height"], shown["epoch"], shown["validators"]) == (19, 4, 3)
+    assert "head 19, epoch 4 with 3 validators" in cli(*folder, "show").out
+    block = cli(*folder, "show", "--height", 8, "--json").value
+    assert block["epoch"] == {"number": 1, "validators": list(set_of(maker, 1))}
 
 
 def test_check_names_the_failing_step_and_exits_with_5(cli: Cli, tmp_path: Path, maker: Maker) -> None:
