@@ -21,10 +21,8 @@ def process_validator_join(draft: Draft, body: ValidatorJoin) -> None:
     """Lock the bond and wait for a seat."""
     network, record = draft.network(), draft.validator(body.author)
     # a bond that still unlocks answers for the old seat alone
-    ensure(
-        record is None,
-        RuleError(f"{body.author} is {record.status if record else ''} already; join once its bond returned"),
-    )
+    if record is not None:
+        raise RuleError(f"{body.author} is {record.status} already; join once its bond returned")
     ensure(
         len(network.candidates) < MAX_CANDIDATES,
         RuleError(f"{len(network.candidates)} candidates wait for a seat; try again when some have joined"),
@@ -86,11 +84,9 @@ def process_evidence(draft: Draft, body: Evidence) -> None:
 def _check_punishable(draft: Draft, body: Evidence, accused: str) -> None:
     record = draft.validator(accused)
     # whoever left the set and got its bond back has nothing at stake; a candidate has not voted yet
-    ensure(
-        record is not None and record.status != "candidate",
-        RuleError(f"{accused} is no validator, and none whose bond is still locked"),
-    )
-    ensure(record is not None and not record.convicted, RuleError(f"{accused} is punished already"))
+    if record is None or record.status == "candidate":
+        raise RuleError(f"{accused} is no validator, and none whose bond is still locked")
+    ensure(not record.convicted, RuleError(f"{accused} is punished already"))
     network, (epoch, _) = draft.network(), place(body.first)
     oldest = max(0, network.epoch - network.staking.evidence_epochs)
     ensure(
