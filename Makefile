@@ -38,6 +38,12 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.verdicts
 	$(BIN)/python -m benchmarks.network_cost
 
+# Where the ledger stands against what limits it, a few minutes: make bench-ledger ENTRIES=10000 for a shorter look
+.PHONY: bench-ledger
+ENTRIES ?= 100000
+bench-ledger: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.ledger --entries $(ENTRIES) $(ARGS)
+
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .

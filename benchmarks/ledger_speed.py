@@ -113,9 +113,9 @@ def measure_import(history: History, folder: Path) -> list[Figure]:
     figures = []
     floor, ours = Floor(history), Clock()
     ours.start()
-    export.verify(source, follower=_Pacer(ours, floor))
+    export.verify(source, follower=_Pacer(ours, floor, history.blocks))
     ours.stop()
-    ours.laps.pop()  # what follows the last whole lap
+    _merge_last(ours)
     figures.append(_figure("cold sync: replay of an export (nothing stored)", history, ours, floor, most=2.0))
 
     floor, ours = Floor(history), Clock()
@@ -142,7 +142,7 @@ def measure_import(history: History, folder: Path) -> list[Figure]:
 
 
 def _merge_last(clock: Clock) -> None:
-    """Count the reading back at the end with the last lap."""
+    """Count what follows the last lap with it."""
     cpu, wall = clock.laps.pop()
     clock.laps[-1] = (clock.laps[-1][0] + cpu, clock.laps[-1][1] + wall)
 
@@ -150,8 +150,8 @@ def _merge_last(clock: Clock) -> None:
 class _Pacer:
     """Lets the floor run in between a replay's blocks."""
 
-    def __init__(self, ours: Clock, floor: Floor) -> None:
-        self._ours, self._floor = ours, floor
+    def __init__(self, ours: Clock, floor: Floor, blocks: int) -> None:
+        self._ours, self._floor, self._blocks = ours, floor, blocks
         self._done = 0
 
     def started(self, genesis: Genesis) -> None:
@@ -160,7 +160,7 @@ class _Pacer:
     def finalized(self, blocks: SaveBlocks) -> None:
         """Run a lap of the floor after each few blocks."""
         height = blocks.blocks[-1].tip.height
-        if height >= self._done + LAP_BLOCKS:
+        if height >= min(self._done + LAP_BLOCKS, self._blocks):
             self._ours.stop()
             self._floor.lap(self._done + 1, height)
             self._done = height

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from contracts.records import Allocation, Genesis
+from contracts.records import Allocation, Genesis, Staking
 from gdf_market import identity, vrf
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, Transfer, seal
@@ -47,6 +47,7 @@ START_MS = 1_700_000_000_000
 LIFE_MS = 1_800_000  # of an entry
 USERS = 100  # accounts that pay each other
 BLOCK_MS = 30_000  # of a history
+EPOCH_BLOCKS = 100  # a history has several epochs, and so the cost of handing over and of what snapshots need
 SAVE_BLOCKS = 100
 BLOCK_ENTRIES = 120  # as many of these entries fill a block
 
@@ -80,6 +81,7 @@ def make_genesis(validators: Sequence[str], *, block_ms: int, heartbeat_ms: int,
         heartbeat_ms=heartbeat_ms,
         audit_bond=0,
         max_void_rounds=3,
+        staking=Staking(epoch_blocks=EPOCH_BLOCKS),
     )
 
 
