@@ -10,6 +10,7 @@ from __future__ import annotations
 from contracts.accounts import Where, balance, check_balance, move
 from contracts.parameters import ROUND_KIB_PER_UNIT
 from contracts.state import Draft
+from gdf_market.codec import encode
 from gdf_market.messages import (
     Bid,
     BidWithdraw,
@@ -22,6 +23,7 @@ from gdf_market.messages import (
 )
 
 KIB = 1_024
+ENVELOPE_BYTES = 192  # what signing adds to a body: the envelope, and the digits of nonce and expiry
 PAYING = (Transfer, JobPost, JobCancel, Bid, BidWithdraw, ValidatorJoin, ValidatorLeave)
 
 
@@ -36,6 +38,11 @@ def compute_fee(entry_fee: int, entry: Entry) -> int:
     if isinstance(entry.body, JobPost):
         kib += entry.body.rounds * entry.body.units_per_round * ROUND_KIB_PER_UNIT
     return entry_fee * kib
+
+
+def compute_post_fee(entry_fee: int, spec: JobPost) -> int:
+    """Return what posting a job costs at most, before its nonce, times and signature are known."""
+    return compute_fee(entry_fee, Entry("", spec, bytes(len(encode(spec)) + ENVELOPE_BYTES)))
 
 
 def process_fee(draft: Draft, entry: Entry) -> None:

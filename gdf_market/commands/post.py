@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import rich_click as click
 
+from contracts.fees import compute_post_fee
 from contracts.jobs import escrow_of
 from contracts.parameters import DEVICE_CLASSES
 from contracts.records import Job
@@ -272,6 +273,7 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
         "escrow": escrow + audits,
         "escrow_units": escrow,
         "escrow_audits": audits,
+        "fee": compute_post_fee(_entry_fee(app), spec),
         "balance": balance,
         "price_most": spec.reserve_price,
         "price_seen": [prices[0], prices[-1]] if prices else None,
@@ -281,12 +283,22 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
     }
 
 
+def _entry_fee(app: App) -> int:
+    """Return the network's fee per KiB; a dry run needs no network and shows none."""
+    return app.data.genesis().entry_fee if app.data.genesis_file.exists() else 0
+
+
 def _check_balance(value: dict[str, Any]) -> None:
     # a folder that never ran a node knows no balance yet; the node that it starts will check again
-    if value["balance"] and value["balance"] < value["escrow"]:
+    if value["balance"]:
+        _check_covered(value["escrow"], value["fee"], value["balance"])
+
+
+def _check_covered(escrow: int, fee: int, balance: int) -> None:
+    if balance < escrow + fee:
         raise InsufficientCreditsError(
-            f"the escrow of {format_credits(value['escrow'])} credits exceeds the balance of "
-            f"{format_credits(value['balance'])}; lower --max-price, --rounds or --units"
+            f"the escrow of {format_credits(escrow)} credits and the fee of {format_credits(fee)} exceed the balance "
+            f"of {format_credits(balance)}; lower --max-price, --rounds or --units"
         )
 
 
@@ -296,12 +308,7 @@ def _publish(app: App, client: NodeClient, fields: dict[str, Any]) -> dict[str, 
     spec = decode(
         encode(fields | {"kind": "job_post", "author": status["account"], "nonce": 0, "expires_ms": 0}), JobPost
     )
-    escrow = sum(escrow_of(spec))
-    if status["balance"] < escrow:
-        raise InsufficientCreditsError(
-            f"the escrow of {format_credits(escrow)} credits exceeds the balance of "
-            f"{format_credits(status['balance'])}; lower --max-price, --rounds or --units"
-        )
+    _check_covered(sum(escrow_of(spec)), compute_post_fee(_entry_fee(app), spec), status["balance"])
     order = str(client.call("POST", "/orders", {"fields": fields})["order"])
     roots = [fields["program"], fields["data"], fields["checkpoint"]]
     with app.progress(f"order {order[:12]} announced; waiting until peers hold its program and data") as say:
@@ -342,7 +349,8 @@ def _table(value: dict[str, Any], title: str) -> object:
     shown.add_row(
         "escrow",
         f"{format_credits(value['escrow'])} credits ({format_credits(value['escrow_units'])} for units and merit, "
-        f"{format_credits(value['escrow_audits'])} for audits); unspent credits return",
+        f"{format_credits(value['escrow_audits'])} for audits); unspent credits return; "
+        f"the fee of {format_credits(value['fee'])} does not",
     )
     shown.add_row("balance", f"{format_credits(value['balance'])} credits")
     past = (

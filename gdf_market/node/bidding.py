@@ -117,7 +117,8 @@ class Bidder:
         """Return the micro-credits this account can lock as bond: a new bid may use what its old one has locked."""
         state, account = self._context.state, self._context.account
         bid = state.bid(job_id, account)
-        return state.account(account).balance + (bid.bond if bid is not None else 0)
+        left = state.account(account).balance - state.network().entry_fee  # a bid is an entry of one KiB
+        return max(0, left) + (bid.bond if bid is not None else 0)
 
     async def _prefetch(self, job_id: str, spec: JobPost) -> None:
         reason = self.unfit(job_id, spec)

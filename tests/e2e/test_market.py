@@ -150,7 +150,7 @@ def test_stopped_and_killed_worker_rejoins_and_nothing_is_paid_twice(home: Home)
     too_much = home.ann.command("post", str(EXAMPLE), "--rounds", "10000", "--max-price", "500")
     refused = subprocess.run(too_much, capture_output=True, text=True, timeout=120, check=False)
     assert refused.returncode == 6, refused.stderr
-    assert "exceeds the balance" in refused.stderr
+    assert "exceed the balance" in refused.stderr
 
     posted = home.ann.run("post", str(EXAMPLE), "--rounds", "6", "--max-price", "5", "--units", "2", *PHASES)
     job_id = posted["job"]

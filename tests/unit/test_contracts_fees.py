@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from contracts.block import check_entry, select_entries
-from contracts.fees import PAYING, compute_fee
+from contracts.fees import PAYING, compute_fee, compute_post_fee
 from contracts.parameters import ROUND_KIB_PER_UNIT
 from contracts.records import Staking
 from contracts.state import genesis_state
@@ -18,9 +18,11 @@ from gdf_market.messages import (
     EntryBody,
     Evidence,
     JobCancel,
+    JobPost,
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
+    seal,
 )
 from gdf_market.units import CREDIT
 from tests.contracts_world import (
@@ -236,3 +238,13 @@ def test_only_test_networks_are_free(fee: int, bond: int, fits: bool) -> None:
         return
     with pytest.raises(UsageError, match=f"entries cost {fee} micro-credits per KiB and a validator's seat {bond};"):
         genesis_state(real)
+
+
+def test_the_price_of_a_post_is_known_before_it_is_signed() -> None:
+    world, owner = make_world(), key_of("owner")
+    for length in range(1, 80, 13):
+        fields = {"kind": "job_post", "author": owner.account, "nonce": 2**52, "expires_ms": 2**41}
+        spec = msgspec.convert(world.job_fields() | fields | {"title": "x" * length}, JobPost)
+        paid = compute_fee(7, seal(owner, world.network, spec))
+        known = compute_post_fee(7, msgspec.structs.replace(spec, nonce=0, expires_ms=0))
+        assert paid <= known <= paid + 7
