@@ -28,6 +28,7 @@ from contracts.records import (
     StateRecord,
     Target,
     Unit,
+    Validator,
 )
 from contracts.state import network_id
 from gdf_market import identity, merkle, messages, vrf
@@ -36,7 +37,7 @@ from gdf_market.identity import Identity
 from gdf_market.messages import Entry, EntryBody, Flag, JobPost, Outcome, Recipe, Rejected
 from gdf_market.units import CREDIT, MINUTE_MS
 from ledger import block as blocks
-from ledger.tables import BlockRow, EntryRow, EventRow, MetaRow, RecordRow
+from ledger.tables import BlockRow, EntryRow, EpochRow, EventRow, MetaRow, RecordRow
 
 START_MS = 1_796_000_000_000
 HOSTILE = "<script>alert(1)</script>\"'&<img src=x onerror=alert(2)>{{7*7}}"
@@ -160,6 +161,7 @@ class Build:
             entries_root=merkle.root(raws).hex(),
             entry_count=len(raws),
             state_root=hash_of(f"state {self.height}"),
+            validators=blocks.set_hash(self.genesis.validators),
             beacon=blocks.next_beacon(self.parent_beacon, vrf.output(proof)),
             vrf_proof=proof.hex(),
         )
@@ -211,6 +213,8 @@ class Build:
         SQLModel.metadata.create_all(engine)
         with Session(engine) as session:
             session.add(MetaRow(key="genesis", value=encode(self.genesis)))
+            members = encode(list(self.genesis.validators))
+            session.add(EpochRow(number=0, first_height=1, validators=members))
             session.add_all(self.rows)
             for key, record in self.records.items():
                 kind = type(record).__name__.lower()
@@ -649,12 +653,17 @@ def build_example(path: Path) -> Example:
             consecutive=12 - 12 * (number == 2), valid=12, invalid=int(number == 2)
         )
     supply = sum(allocation.balance + allocation.stake for allocation in build.genesis.allocations)
+    for key in build.validators:
+        build.records[f"validator/{key.account}"] = Validator(status="member")
     build.records["network"] = Network(
+        id=build.network,
         supply=supply,
         test_network=True,
         validators=build.genesis.validators,
         audit_bond=CREDIT,
         max_void_rounds=3,
+        staking=build.genesis.staking,
+        entry_fee=build.genesis.entry_fee,
     )
     build.records["active"] = Active(jobs=(running.id,))
     _alter(build, altered.id)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contracts.records import Account, Bid, Genesis, Network, Reputation
-from contracts.state import account_key
+from contracts.records import Account, Bid, Genesis, Network, Reputation, Validator
+from contracts.state import account_key, validator_key
 from ledger.explorer.queries import Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 from ledger.explorer.totals import Locked, Totals
+from ledger.explorer.validators import standing
 
 MAX_BIDS = 50
 MAX_CLASSES = 50
@@ -51,7 +52,8 @@ class AccountPage:
     """Everything the ledger holds of one account.
 
     ``moves`` is the sum of what all events did to the balance, so
-    ``genesis_balance + moves`` must equal ``balance``.
+    ``genesis_balance + moves`` must equal ``balance``; where events were
+    pruned, they tell the balance before ``pruned_below`` instead.
     """
 
     account: str
@@ -65,6 +67,10 @@ class AccountPage:
     units: dict[str, int]
     genesis_balance: int
     moves: int
+    fees_paid: int
+    fees_earned: int  # as a proposer
+    standing: str  # "" | member | leaving | convicted | candidate | unlocking
+    pruned_below: int  # 0: nothing was pruned
     reputation: dict[str, Reputation]
     bids: list[Bid]
     history: list[BalanceLine]
@@ -119,6 +125,10 @@ def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | No
         units=dict(locked.units),
         genesis_balance=_genesis_balance(reader.genesis(), name),
         moves=reader.balance_moves(name, 0),
+        fees_paid=reader.sum_events("fee", source=name),
+        fees_earned=reader.sum_events("fee", target=name),
+        standing=_standing(reader, network, name),
+        pruned_below=oldest if (oldest := reader.oldest()) > 1 else 0,
         reputation={key.rsplit("/", 1)[1]: value for key, value in reputation.items()},
         bids=list(reader.records_ending("bid", name, Bid, MAX_BIDS).values()),
         history=_history(reader, name, own.balance, event_views(reader, rows)),
@@ -126,6 +136,11 @@ def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | No
         next_before=rows[-1].id if more else None,
         entries=entry_views(reader, entries),
     )
+
+
+def _standing(reader: Reader, network: Network | None, name: str) -> str:
+    record = reader.record(validator_key(name), Validator)
+    return standing(network, name, record) if network is not None and record is not None else ""
 
 
 def _genesis_balance(genesis: Genesis, name: str) -> int:

@@ -26,7 +26,7 @@ from starlette.staticfiles import StaticFiles
 
 from contracts.state import network_id
 from gdf_market.errors import StorageError, UsageError
-from ledger.explorer import accounts, blocks, entries, jobs, overview, present, rounds, search, units
+from ledger.explorer import accounts, blocks, entries, jobs, overview, present, rounds, search, units, validators
 from ledger.explorer import events as event_pages
 from ledger.explorer.charts import waterfall_bar
 from ledger.explorer.queries import MAX_PAGE, Ledger, Reader, open_ledger
@@ -39,6 +39,7 @@ MAX_NUMBER = 2**53 - 1
 MAX_SKIP = 10_000  # jobs that paging walks over
 HERE = Path(__file__).parent
 
+PRUNED = "Block {height} was pruned from this file, which holds all blocks from {oldest} on. Ask a node that keeps all."
 NOT_FOUND = "This ledger has no {what}. It may be newer than this file, or of another network."
 
 
@@ -138,11 +139,24 @@ def _blocks(view: View) -> object:
 def _block(view: View) -> object:
     height = view.path_number("height")
     first = view.query_number("position") or 0
+    oldest = view.reader.oldest()
+    if 0 < height < oldest and view.reader.block(height) is None:
+        raise HTTPException(410, PRUNED.format(height=height, oldest=oldest))
     return _found(blocks.load(view.reader, view.network, height, first), f"block {height}")
 
 
 def _entry(view: View) -> object:
-    return _found(entries.load(view.reader, view.network, view.path_text("id")), "such entry")
+    oldest = view.reader.oldest()
+    what = f"such entry from block {oldest} on; earlier ones were pruned" if oldest > 1 else "such entry"
+    return _found(entries.load(view.reader, view.network, view.path_text("id")), what)
+
+
+def _validators(view: View) -> object:
+    return _found(validators.load(view.reader, view.network), "validators yet")
+
+
+def _epochs(view: View) -> object:
+    return validators.load_epochs(view.reader, view.limit(), view.query_number("before"))
 
 
 def _events(view: View) -> object:
@@ -167,6 +181,8 @@ PAGES: tuple[tuple[str, str, Loader], ...] = (
     ("/blocks", "blocks.html", _blocks),
     ("/block/{height}", "block.html", _block),
     ("/entry/{id}", "entry.html", _entry),
+    ("/validators", "validators.html", _validators),
+    ("/epochs", "epochs.html", _epochs),
     ("/events", "events.html", _events),
     ("/search", "search.html", _search),
 )
@@ -245,6 +261,7 @@ TITLES = {
     400: "That address cannot be read",
     404: "Not in this ledger",
     405: "This explorer only reads",
+    410: "Pruned from this file",
     500: "Something failed",
     503: "The ledger file cannot be read",
 }

@@ -10,11 +10,15 @@ from gdf_market.errors import PeerError
 
 @dataclass(frozen=True)
 class Check:
-    """``valid`` says whether ``claim`` held just now; ``detail`` says what was compared or why it failed."""
+    """``valid`` says whether ``claim`` held just now; ``detail`` says what was compared or why it failed.
+
+    ``pruned``: what it takes is not in this file any more, so nothing was checked.
+    """
 
     claim: str
     valid: bool
     detail: str
+    pruned: bool = False
 
 
 def attempt(claim: str, verify: Callable[[], object], detail: str) -> Check:
@@ -24,6 +28,11 @@ def attempt(claim: str, verify: Callable[[], object], detail: str) -> Check:
     except PeerError as error:
         return Check(claim, False, str(error))
     return Check(claim, True, detail)
+
+
+def pruned(claim: str, detail: str) -> Check:
+    """Return a claim that this file does not hold enough to check."""
+    return Check(claim, False, detail, pruned=True)
 
 
 def compare(claim: str, expected: object, found: object) -> Check:

@@ -9,13 +9,14 @@ from gdf_market.codec import decode
 from gdf_market.errors import PeerError
 from gdf_market.messages import MAX_ENTRY_BYTES, Envelope, open_entry
 from ledger.explorer.checks import Check, attempt, compare
+from ledger.explorer.evidence import EvidenceView, evidence_view
 from ledger.explorer.queries import MAX_PAGE, Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 
 
 @dataclass(frozen=True)
 class EntryPage:
-    """``signed`` is the text of the body's exact bytes; ``pretty`` the same with line breaks."""
+    """``signed`` is the text of the body's exact bytes, ``pretty`` the same with line breaks; fees in micro-credits."""
 
     view: EntryView
     checks: list[Check]
@@ -24,6 +25,9 @@ class EntryPage:
     signature: str
     pretty: str
     raw_bytes: int
+    fee: int
+    fee_per_kib: int
+    evidence: EvidenceView | None
     events: list[EventView]
     more_events: bool
 
@@ -49,6 +53,9 @@ def load(reader: Reader, network: str, entry_id: str) -> EntryPage | None:
         signature=signature,
         pretty=_pretty(signed),
         raw_bytes=len(row.raw),
+        fee=reader.sum_events("fee", entry=entry_id),
+        fee_per_kib=reader.genesis().entry_fee,
+        evidence=evidence_view(reader, network, row),
         events=event_views(reader, events),
         more_events=len(events) == MAX_PAGE,
     )

@@ -29,7 +29,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Statement:
-    """``difference`` = sum of steps - ``remaining``; ``peak`` is the largest sum on the way."""
+    """``difference`` = sum of steps - ``remaining``; ``peak`` is the largest sum on the way.
+
+    Where events were pruned the first step is what they must have left.
+    """
 
     title: str
     steps: tuple[Step, ...]
@@ -105,8 +108,11 @@ def job_budget(spec: JobPost) -> Budget:
     return Budget(base, -(-base * spec.merit_ppm // PPM), spec.audit_budget)
 
 
-def statement(pots: Pots, flows: Iterable[Flow], remaining: int) -> Statement:
-    """Return what went into and out of ``pots``; movements between them do not count."""
+def statement(pots: Pots, flows: Iterable[Flow], remaining: int, pruned_below: int = 0) -> Statement:
+    """Return what went into and out of ``pots``; movements between them do not count.
+
+    ``pruned_below``: the height before which events of the job were pruned; 0 if none were.
+    """
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for kind, source, target, amount, count in flows:
         into, out_of = target in pots.names, source in pots.names
@@ -119,6 +125,9 @@ def statement(pots: Pots, flows: Iterable[Flow], remaining: int) -> Statement:
     order = list(pots.labels.values())
     steps: list[Step] = []
     total = peak = 0
+    if pruned_below:
+        total = peak = remaining - sum(amount for amount, _ in sums.values())
+        steps.append(Step(f"Before block {pruned_below} (pruned)", total, 0, 0))
     for label in sorted(sums, key=lambda name: (order.index(name) if name in order else len(order), name)):
         amount, count = sums[label]
         steps.append(Step(label, amount, count, total))
@@ -127,10 +136,12 @@ def statement(pots: Pots, flows: Iterable[Flow], remaining: int) -> Statement:
     return Statement(pots.title, tuple(steps), remaining, total - remaining, peak)
 
 
-def job_statements(job: Job, flows: Sequence[Flow], held: int, bonds: int) -> tuple[Statement, Statement, Statement]:
+def job_statements(
+    job: Job, flows: Sequence[Flow], held: int, bonds: int, pruned_below: int = 0
+) -> tuple[Statement, Statement, Statement]:
     """Return the statements of a job; ``held`` and ``bonds`` are what its records hold now."""
     return (
-        statement(ESCROW, flows, job.escrow + job.audit_escrow),
-        statement(HELD, flows, held),
-        statement(BONDS, flows, bonds),
+        statement(ESCROW, flows, job.escrow + job.audit_escrow, pruned_below),
+        statement(HELD, flows, held, pruned_below),
+        statement(BONDS, flows, bonds, pruned_below),
     )

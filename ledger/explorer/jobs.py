@@ -50,6 +50,7 @@ class JobPage:
     loss: list[tuple[int, int]]
     chart: LineChart | None
     events: list[EventView]
+    pruned_below: int  # the height before which its entries and events were pruned; 0 if none were
 
 
 def load_list(reader: Reader, counts: dict[str, int], limit: int, skip: int) -> JobList:
@@ -67,7 +68,10 @@ def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPag
     bids = list(reader.records_under(f"bid/{job_id}/", Bid, MAX_BIDDERS).values())
     lines = bid_lines(job, bids)
     held, audit_bonds = reader.held_of_job(job_id)
-    statements = job_statements(job, reader.flows(job_id), held, sum(bid.bond for bid in bids) + audit_bonds)
+    bonds = sum(bid.bond for bid in bids) + audit_bonds
+    oldest = reader.oldest()
+    pruned_below = oldest if oldest > 1 and reader.entry(job_id) is None else 0
+    statements = job_statements(job, reader.flows(job_id), held, bonds, pruned_below)
     shown = latest_rounds(reader, job, rounds, before)
     loss = losses(reader, job)
     return JobPage(
@@ -85,6 +89,7 @@ def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPag
         loss=loss,
         chart=loss_chart(loss),
         events=event_views(reader, reader.events(LATEST_EVENTS, job=job_id)),
+        pruned_below=pruned_below,
     )
 
 

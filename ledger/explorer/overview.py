@@ -61,6 +61,9 @@ class Overview:
     slashed: int
     job_counts: dict[str, int]
     unit_counts: dict[str, int]
+    epoch: int
+    blocks_left: int  # of the epoch
+    pruned_below: int  # 0: nothing was pruned
     validators: list[ValidatorLine]
     sampled_blocks: int
     jobs: list[JobLine]
@@ -101,6 +104,9 @@ def _validators(reader: Reader, proposers: Sequence[str]) -> list[ValidatorLine]
 def load(reader: Reader, totals: Totals) -> Overview:
     """Return the overview of the reader's snapshot."""
     recent = reader.blocks(SAMPLE)
+    network, oldest = reader.record("network", Network), reader.oldest()
+    epoch = network.epoch if network else 0
+    last = (epoch + 1) * reader.genesis().staking.epoch_blocks
     return Overview(
         head=block_views(recent[:1])[0] if recent else None,
         pools=totals.pools,
@@ -114,6 +120,9 @@ def load(reader: Reader, totals: Totals) -> Overview:
         slashed=reader.sum_events("slashed"),
         job_counts=totals.jobs,
         unit_counts=totals.units,
+        epoch=epoch,
+        blocks_left=last - (recent[0].height if recent else 0),
+        pruned_below=oldest if oldest > 1 else 0,
         validators=_validators(reader, [block.proposer for block in recent]),
         sampled_blocks=len(recent),
         jobs=job_lines(reader.latest("job", Job, LATEST_JOBS)),

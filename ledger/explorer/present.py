@@ -15,7 +15,8 @@ TONES = {  # status -> tone of its chip; anything else is neutral
         ("running", "bidding", "open", "work", "reveal", "receipt", "result", "committed", "revealed", "assigned"),
         "live",
     ),
-    **dict.fromkeys(("committing", "opening", "pending"), "live"),
+    **dict.fromkeys(("committing", "opening", "pending", "member", "candidate"), "live"),
+    **dict.fromkeys(("leaving", "unlocking"), "warn"),
 }
 
 

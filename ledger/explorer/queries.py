@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 from sqlalchemy import Engine, Select, String, case, cast, create_engine, func, tuple_
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import DatabaseError
@@ -25,7 +26,7 @@ from gdf_market.codec import Record, decode
 from gdf_market.errors import MalformedError, OversizedError, StorageError, UsageError, ensure
 from ledger.limits import MAX_BLOCK_ENTRIES
 from ledger.store import SCHEMA
-from ledger.tables import BlockRow, EntryRow, EventRow, MetaRow, RecordRow
+from ledger.tables import BlockRow, ClosingRow, EntryRow, EpochRow, EventRow, MetaRow, RecordRow
 
 MAX_PAGE = 100  # rows of any list on one page
 MAX_RECORD_BYTES = 16 * 1024 * 1024  # own state, not a peer's message
@@ -114,6 +115,39 @@ class Reader:
         if schema is not None and schema.value != SCHEMA:
             raise StorageError(f"{self._path} was written by another version of this program; use the explorer of that")
         return self._decode("genesis", row.value, Genesis)
+
+    def oldest(self) -> int:
+        """Return the height from which on all blocks are here; 1 unless the ledger was pruned or began later."""
+        row = self._session.get(MetaRow, "oldest")
+        return int(row.value) if row is not None else 1
+
+    # epochs
+
+    def epochs(self, limit: int, before: int | None = None) -> list[EpochRow]:
+        """Return the latest epochs below number ``before``, newest first."""
+        query = select(EpochRow).order_by(col(EpochRow.number).desc()).limit(min(limit, MAX_PAGE + 1))
+        if before is not None:
+            query = query.where(col(EpochRow.number) < before)
+        return list(self._session.exec(query))
+
+    def validators_at(self, height: int) -> tuple[str, ...]:
+        """Return the set that agreed on the block of a height; () when this file does not know it."""
+        query = select(EpochRow).where(col(EpochRow.first_height) <= height)
+        row = self._session.exec(query.order_by(col(EpochRow.first_height).desc()).limit(1)).first()
+        return validators_of(row) if row is not None else ()
+
+    def closing(self, boundaries: Sequence[int]) -> dict[int, list[bytes]]:
+        """Return the closing blocks of some boundary blocks' heights, as the bytes of their proposals."""
+        found: dict[int, list[bytes]] = {height: [] for height in boundaries}
+        query = select(ClosingRow).where(col(ClosingRow.boundary).in_(sorted(found)))
+        for row in self._session.exec(query.order_by(col(ClosingRow.boundary), col(ClosingRow.position))):
+            found[row.boundary].append(row.raw)
+        return found
+
+    def proposed_since(self, height: int) -> dict[str, int]:
+        """Return how many blocks from a height on each account proposed."""
+        query = select(BlockRow.proposer, func.count()).where(col(BlockRow.height) >= height)
+        return dict(self._session.exec(query.group_by(BlockRow.proposer)).all())
 
     # blocks and entries
 
@@ -214,9 +248,17 @@ class Reader:
         order = col(EventRow.id).asc() if oldest_first else col(EventRow.id).desc()
         return list(self._session.scalars(query.order_by(order).limit(min(limit, MAX_PAGE))))
 
-    def sum_events(self, kind: str) -> int:
-        """Return the micro-credits that all events of one kind moved."""
-        return int(self._session.scalar(select(func.sum(EventRow.amount)).where(EventRow.kind == kind)) or 0)
+    def sum_events(
+        self, kind: str, *, height: int | None = None, entry: str = "", source: str = "", target: str = ""
+    ) -> int:
+        """Return the micro-credits that all events of one kind moved, in one block, for one entry, from or to one."""
+        query = select(func.sum(EventRow.amount)).where(EventRow.kind == kind)
+        for column, value in ((EventRow.entry, entry), (EventRow.source, source), (EventRow.target, target)):
+            if value:
+                query = query.where(column == value)
+        if height is not None:
+            query = query.where(EventRow.height == height)
+        return int(self._session.scalar(query) or 0)
 
     def balance_moves(self, account: str, from_event: int) -> int:
         """Return what the events with an id of at least ``from_event`` added to an account's balance."""
@@ -323,6 +365,14 @@ class Reader:
             raise StorageError(
                 f"the record {key} in {self._path} is damaged ({error}); run `gdf-market ledger verify`"
             ) from None
+
+
+def validators_of(row: EpochRow) -> tuple[str, ...]:
+    """Return the validators of an epoch; () when its row is damaged."""
+    try:
+        return tuple(msgspec.json.decode(row.validators, type=list[str]))
+    except msgspec.MsgspecError:
+        return ()
 
 
 def _end(prefix: str) -> str:

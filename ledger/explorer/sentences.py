@@ -15,6 +15,7 @@ from gdf_market.messages import (
     BidWithdraw,
     Body,
     Commit,
+    Evidence,
     JobCancel,
     JobPost,
     Receipt,
@@ -22,7 +23,10 @@ from gdf_market.messages import (
     Reveal,
     SketchOpen,
     Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
 )
+from gdf_market.statements import SignedHeader, Statement, place, signer
 from gdf_market.units import CREDIT, format_credits
 from ledger.explorer.present import account_name, number, ratio, short
 from ledger.tables import EventRow
@@ -135,12 +139,47 @@ def _(body: AuditOpen) -> str:
     )
 
 
+@entry_sentence.register
+def _(body: ValidatorJoin) -> str:
+    return f"{account_name(body.author)} locks its bond and waits for a seat among the validators."
+
+
+@entry_sentence.register
+def _(body: ValidatorLeave) -> str:
+    return f"{account_name(body.author)} gives up its seat among the validators, or its place in the queue."
+
+
+@entry_sentence.register
+def _(body: Evidence) -> str:
+    epoch, slot = place(body.first)
+    return (
+        f"{account_name(body.author)} proves that {account_name(signer(body.first))} signed two contradicting "
+        f"statements in slot {slot} of epoch {epoch}."
+    )
+
+
+def statement_sentence(statement: Statement) -> str:
+    """Return what a validator stated."""
+    if isinstance(statement, SignedHeader):
+        header = statement.header
+        return f"A proposal of block {number(header.height)} with the entries {short(header.entries_root)}."
+    if not statement.hash:
+        return "A vote to skip the slot."
+    return f"A vote to {'finalize' if statement.kind == 'final' else 'notarize'} block {short(statement.hash)}."
+
+
 def _party(party: str) -> str:
     """Return a source or target of money as text: an account, or one of the named pots."""
     return account_name(party) if party.startswith("12D3KooW") else _POTS.get(party, party.replace("_", " "))
 
 
-_POTS = {"escrow": "the escrow", "audit_escrow": "the audit escrow", "held": "held pay", "bond": "bond"}
+_POTS = {
+    "escrow": "the escrow",
+    "audit_escrow": "the audit escrow",
+    "held": "held pay",
+    "bond": "bond",
+    "stake": "the validator's bond",
+}
 
 # What happened, for an event that moves no credits and for one that does; {who} is the account it is about.
 _STATUS = {
@@ -164,11 +203,16 @@ _STATUS = {
     "dispute": "The dispute about the unit",
     "convicted": "{who} is convicted",
     "job": "The job changes its status",
+    "validator": "Validator {who}",
+    "evicted": "Validator {who} is evicted",
+    "epoch": "An epoch begins",
 }
 _MOVES = {
     "transfer": "Transfer",
+    "fee": "{who} pays the fee of its entry to the block's proposer",
     "escrow": "The owner locks what the job may cost",
     "bid": "{who} locks its bond",
+    "bond": "{who} locks its bond as a validator",
     "audit": "Audit by {who}",
     "held": "The price of {who}'s unit is held",
     "merit": "Merit pay of {who}",

@@ -78,6 +78,7 @@ class UnitPage:
     dispute: Dispute | None
     timeline: list[TimelineItem]
     more_events: bool
+    pruned_below: int  # the height before which its entries and events may have been pruned; 0 if none were
 
 
 def load(reader: Reader, job_id: str, index: int, slot: int) -> UnitPage | None:
@@ -106,6 +107,7 @@ def load(reader: Reader, job_id: str, index: int, slot: int) -> UnitPage | None:
         dispute=reader.record(dispute_key(job_id, index, slot), Dispute),
         timeline=_timeline(entries, event_views(reader, events)),
         more_events=len(events) == MAX_PAGE,
+        pruned_below=oldest if (oldest := reader.oldest()) > 1 else 0,
     )
 
 

@@ -21,7 +21,7 @@ from ledger.explorer import queries
 from ledger.explorer.app import create_app
 from tests.explorer_ledger import HOSTILE, START_MS, Example, build_example, hash_of
 
-PAGE_PATHS = ("/", "/jobs", "/accounts", "/blocks", "/events", "/search?q=zz")
+PAGE_PATHS = ("/", "/jobs", "/accounts", "/blocks", "/validators", "/epochs", "/events", "/search?q=zz")
 
 
 @pytest.fixture(scope="session")
@@ -223,12 +223,14 @@ async def test_altered_signature_is_shown(site: httpx.AsyncClient, example: Exam
     assert "not what their author signed" in text
     assert "does not verify" not in await page(site, f"/entry/{example.transfer}")
     # its block notices as well: the header covers the entry's bytes
-    assert [check["valid"] for check in (await value(site, "/block/1"))["checks"]] == [True, True, True, False, True]
+    assert [check["valid"] for check in (await value(site, "/block/1"))["checks"]] == [
+        *(True, True, True, False, True, True)
+    ]
 
 
 async def test_blocks_are_checked(site: httpx.AsyncClient, example: Example, tmp_path: Path) -> None:
     found = await value(site, "/block/7")
-    assert [check["valid"] for check in found["checks"]] == [True] * 5
+    assert [check["valid"] for check in found["checks"]] == [True] * 6
     assert len(found["signers"]) == found["quorum"] == 3
     assert found["header"]["height"] == "7"
     copy = shutil.copy(example.path, tmp_path / "copy.db")
@@ -236,7 +238,7 @@ async def test_blocks_are_checked(site: httpx.AsyncClient, example: Example, tmp
     change(copy, "UPDATE block SET hash = ? WHERE height = 6", hash_of("another"))
     async with client(copy) as other:
         checks = (await value(other, "/block/7"))["checks"]
-        assert [check["valid"] for check in checks] == [True, True, False, True, False]
+        assert [check["valid"] for check in checks] == [True, True, False, True, False, True]
         assert "notar certificate" in checks[4]["detail"]
 
 
