@@ -116,11 +116,14 @@ def _write(file: BinaryIO, store: LedgerStore, genesis: Genesis) -> int:
     network = store.rules.network_id(genesis)
     line(First(format="gdf-ledger/1", genesis=genesis, network=network))
     head, count = network, 0
+    awaited = store.sealed_head() or head  # a damaged file may have lost it
     while rows := store.blocks_from(count + 1, _PAGE):
         for row in rows:
             for item in store.sync_blocks(row):
                 line(item)
             head, count = row.hash, row.height
+            awaited = "" if head == awaited else awaited
+    ensure(awaited in ("", network), StorageError(f"{store.path} is damaged: it lacks its last block {awaited[:16]}"))
     file.write(encode(Last(blocks=count, head=head, sha256=total.hexdigest())) + b"\n")
     return count
 

@@ -16,10 +16,12 @@ from sqlmodel import SQLModel, col, select
 
 from contracts.records import Event, StateRecord
 from gdf_market.codec import encode
+from gdf_market.units import MAX_INT
 from ledger.effects import Executed, SaveBlocks, SaveSnapshot
 from ledger.epochs import Epoch
 from ledger.handover import Handover
 from ledger.kinds import kind_of
+from ledger.recovery import seal
 from ledger.tables import (
     BlockRow,
     CandidateRow,
@@ -33,9 +35,16 @@ from ledger.tables import (
     VoteRow,
 )
 
+_BLOCK = (
+    *("height", "hash", "slot", "time_ms", "proposer", "entry_count"),
+    *("state_root", "header", "signature", "certified_height", "certificate"),
+)
 _ENTRY = ("id", "height", "position", "kind", "author", "job", "raw")
 _EVENT = ("height", "position", *Event.__struct_fields__)
-_DELETE_RECORD = f'DELETE FROM "{RecordRow.__tablename__}" WHERE "key" = ?'  # noqa: S608 - a name of ours
+_DELETE_RECORD = 'DELETE FROM "record" WHERE "key" = ?'
+_DELETE_VOTES = 'DELETE FROM "vote" WHERE "slot" <= ?'
+_DELETE_CANDIDATES = 'DELETE FROM "candidate" WHERE "slot" <= ?'
+_DELETE_UNDO = 'DELETE FROM "undo"'
 
 
 def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
@@ -66,7 +75,7 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     """Write finalized blocks, their entries, events and changed records; delete older votes and candidates."""
     last = write.blocks[-1]
     certificate = encode(write.certificate)
-    connection.execute(insert(BlockRow), [_block_row(each, last.tip.height, certificate) for each in write.blocks])
+    _put(connection, "", BlockRow, _BLOCK, [_block_row(each, last.tip.height, certificate) for each in write.blocks])
     _put(connection, "", EntryRow, _ENTRY, [row for executed in write.blocks for row in _entry_rows(executed)])
     _put(connection, "", EventRow, _EVENT, [row for executed in write.blocks for row in _event_rows(executed)])
     for executed in write.blocks:
@@ -75,24 +84,20 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
         removed = [(key,) for key, (_, new) in changes.items() if new is None]
         if removed:
             connection.exec_driver_sql(_DELETE_RECORD, removed)
-    connection.execute(
-        sqlalchemy.update(MetaRow).where(col(MetaRow.key) == "state_sum").values(value=last.tip.sum.to_bytes())
-    )
+    put_meta(connection, "state_sum", last.tip.sum.to_bytes())
     _put_undo(connection, write)
-    votes, candidates = sqlalchemy.delete(VoteRow), sqlalchemy.delete(CandidateRow)
-    if write.next is None:
-        votes = votes.where(col(VoteRow.slot) <= last.tip.slot)
-        candidates = candidates.where(col(CandidateRow.slot) <= last.tip.slot)
-    else:
+    slot = last.tip.slot
+    if write.next is not None:
         _put_epoch(connection, write.next, last.tip.height, [block.raw for block in write.closing])
-    connection.execute(votes)
-    connection.execute(candidates)
+        slot = MAX_INT
+    connection.exec_driver_sql(_DELETE_VOTES, (slot,))
+    connection.exec_driver_sql(_DELETE_CANDIDATES, (slot,))
 
 
 def _put_undo(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     """Keep what records were at the last boundary block, or begin anew at this one."""
     if write.next is not None:
-        connection.execute(sqlalchemy.delete(UndoRow))
+        connection.exec_driver_sql(_DELETE_UNDO)
         return
     if write.blocks[0].block.header.epoch == 0:
         return  # nobody starts from the genesis by a snapshot
@@ -137,7 +142,15 @@ def _boundary_row(handover: Handover) -> dict[str, object]:
 
 def put_meta(connection: sqlalchemy.Connection, key: str, value: bytes) -> None:
     """Write one fact."""
-    connection.execute(insert(MetaRow).prefix_with("OR REPLACE"), {"key": key, "value": value})
+    _put(connection, "OR REPLACE", MetaRow, ("key", "value"), [(key, value)])
+
+
+def put_seal(connection: sqlalchemy.Connection) -> None:
+    """Seal what the transaction leaves (ledger/recovery.py): its last writing step."""
+    head = connection.exec_driver_sql("SELECT hash FROM block ORDER BY height DESC LIMIT 1").scalar()
+    oldest = connection.exec_driver_sql("SELECT value FROM meta WHERE key = 'oldest'").scalar()
+    votes = connection.exec_driver_sql("SELECT raw FROM vote ORDER BY epoch, slot, kind").scalars()
+    put_meta(connection, "seal", seal(head or "", oldest or b"", votes))
 
 
 def prune(connection: sqlalchemy.Connection, before: int) -> None:
@@ -164,21 +177,12 @@ def _put_epoch(connection: sqlalchemy.Connection, epoch: Epoch, boundary: int, c
         connection.execute(insert(ClosingRow), rows)
 
 
-def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> dict[str, object]:
-    header = executed.block.header
-    return {
-        "height": header.height,
-        "hash": executed.block.hash,
-        "slot": header.slot,
-        "time_ms": header.time_ms,
-        "proposer": header.proposer,
-        "entry_count": header.entry_count,
-        "state_root": header.state_root,
-        "header": executed.block.header_bytes,
-        "signature": executed.block.signature,
-        "certified_height": certified_height,
-        "certificate": certificate,
-    }
+def _block_row(executed: Executed, certified_height: int, certificate: bytes) -> tuple[object, ...]:
+    header, block = executed.block.header, executed.block
+    return (
+        *(header.height, block.hash, header.slot, header.time_ms, header.proposer, header.entry_count),
+        *(header.state_root, block.header_bytes, block.signature, certified_height, certificate),
+    )
 
 
 def _entry_rows(executed: Executed) -> Iterator[tuple[object, ...]]:

@@ -4,12 +4,14 @@ Rules kept here:
 1. ``save`` returns only after the transaction is on disk (WAL, synchronous=FULL); it is all there or not at all.
 2. A finalized block, the state after it and the removal of older votes are one transaction.
 3. A read-only store never writes, and works on a copied file with no node near it.
-4. What is read back is checked against the head's state root before anyone builds on it.
+4. What is read back is checked before anyone builds on it: the records against the head's state root, the rest by
+   ledger/recovery.py.  A damaged file gives a StorageError, whatever is damaged.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import sqlite3
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +27,9 @@ from sqlmodel import Session, SQLModel, col, select
 from contracts.records import Genesis, StateRecord
 from contracts.state import State
 from gdf_market.codec import Record, decode, encode
-from gdf_market.errors import GdfError, StorageError, ensure
-from ledger.block import Certificate, Proposal, open_header
+from gdf_market.errors import GdfError, PeerError, StorageError, ensure
+from ledger import recovery
+from ledger.block import Certificate, Proposal
 from ledger.chain import genesis_tip
 from ledger.effects import (
     DropEvidence,
@@ -43,7 +46,7 @@ from ledger.effects import (
 from ledger.epochs import epoch_after
 from ledger.kinds import MAX_RECORD_BYTES, RECORD_KINDS
 from ledger.limits import SYNC_BYTES, SYNC_MESSAGES
-from ledger.rows import prune, put_blocks, put_first_epoch, put_records, put_snapshot
+from ledger.rows import prune, put_blocks, put_first_epoch, put_meta, put_records, put_seal, put_snapshot
 from ledger.rules import MARKET, Rules
 from ledger.state_hash import StateHash
 from ledger.tables import (
@@ -61,8 +64,10 @@ from ledger.tables import (
 )
 from ledger.wire import SyncBlock, SyncResponse
 
-SCHEMA = b"2"
+SCHEMA = b"3"
 
+_MEND = "delete it and the node will sync again; a validator waits until the others finalized a newer block"
+_SEALED = (SaveVote, SaveBlocks, SaveSnapshot, Prune)
 _TABLES = [
     SQLModel.metadata.tables[str(model.__tablename__)]
     for model in (
@@ -109,6 +114,8 @@ class LedgerStore:
         if not self.read_only:
             connection.execute("PRAGMA journal_mode=WAL")
             connection.execute("PRAGMA synchronous=FULL")
+            connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone leaves writes in the drive's cache
+            connection.execute("PRAGMA checkpoint_fullfsync=ON")
         return connection
 
     def _prepare(self) -> None:
@@ -132,6 +139,28 @@ class LedgerStore:
         except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OSError) as error:
             cause = getattr(error, "orig", None) or error
             raise StorageError(f"ledger {self.path}: {_advice(str(cause))}") from error
+        except UnicodeError as error:  # SQLite quotes a damaged schema in what it says about it
+            raise self._damaged(error) from error
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Do the same for reads, where a damaged page may hand out values of another type."""
+        try:
+            with self._guard():
+                yield
+        except (TypeError, ValueError, OverflowError, MemoryError) as error:
+            raise self._damaged(error) from error
+
+    @contextlib.contextmanager
+    def _checking(self) -> Iterator[None]:
+        """Turn the refusal of what is on disk into a StorageError."""
+        try:
+            yield
+        except PeerError as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, what: object) -> StorageError:
+        return StorageError(f"ledger {self.path} is damaged ({what}); {_MEND}")
 
     def close(self) -> None:
         """Release the file; a writer leaves everything in the one file."""
@@ -159,7 +188,8 @@ class LedgerStore:
             put_records(connection, dict(tip.state.records.items()), 0)
             put_first_epoch(connection, epoch_after(genesis, 0, tip.state, self.rules))
             for key, value in (("genesis", data), ("schema", SCHEMA), ("state_sum", tip.sum.to_bytes())):
-                connection.execute(insert(MetaRow), {"key": key, "value": value})
+                put_meta(connection, key, value)
+            put_seal(connection)
 
     def save(self, writes: Sequence[Write]) -> None:
         """Carry out one Save in one transaction; raises StorageError with nothing written."""
@@ -184,21 +214,22 @@ class LedgerStore:
                     case DropEvidence(accused, epoch):
                         condition = (col(EvidenceRow.accused) == accused, col(EvidenceRow.epoch) == epoch)
                         connection.execute(sqlalchemy.delete(EvidenceRow).where(*condition))
+            if any(isinstance(write, _SEALED) for write in writes):
+                put_seal(connection)
 
     # ---- restart
 
     def restored(self) -> Restored | None:
         """Return what a replica continues from; None when no genesis was written.
 
-        Raises StorageError when the records do not give the head's state root.
+        Raises StorageError unless the file is whole (ledger/recovery.py).
         """
-        with self._guard(), Session(self._engine) as session:
-            if session.get(MetaRow, "genesis") is None:
-                return None
-            votes = session.exec(select(VoteRow).order_by(col(VoteRow.slot))).all()
-            candidates = session.exec(select(CandidateRow).order_by(col(CandidateRow.slot), col(CandidateRow.id))).all()
-            evidence = session.exec(select(EvidenceRow)).all()
-        return Restored(
+        if self._one(MetaRow, "genesis") is None:
+            return None
+        votes = self.all(select(VoteRow).order_by(col(VoteRow.epoch), col(VoteRow.slot), col(VoteRow.kind)))
+        candidates = self.all(select(CandidateRow).order_by(col(CandidateRow.slot), col(CandidateRow.id)))
+        evidence = self.all(select(EvidenceRow))
+        restored = Restored(
             genesis=self.genesis(),
             tip=self._tip(),
             votes=tuple(row.raw for row in votes),
@@ -206,30 +237,66 @@ class LedgerStore:
             evidence=tuple(row.raw for row in evidence),
             oldest=self.oldest(),
         )
+        with self._checking():
+            self._check(restored)
+        return restored
+
+    def _check(self, restored: Restored) -> None:
+        genesis, tip = restored.genesis, restored.tip
+        sealed, oldest = self._one(MetaRow, "seal"), self._one(MetaRow, "oldest")
+        recovery.check_seal(
+            sealed.value if sealed is not None else None,
+            tip.hash if tip.height else "",
+            oldest.value if oldest is not None else b"",
+            restored.votes,
+        )
+        network, epoch = self.rules.network_id(genesis), epoch_after(genesis, tip.height, tip.state, self.rules)
+        for raw in restored.candidates:
+            recovery.check_candidate(raw, epoch, network)
+        for raw in restored.evidence:
+            recovery.check_evidence(raw, network)
 
     def _tip(self) -> Tip:
         genesis, row = self.genesis(), self.head()
         if row is None:
             return genesis_tip(genesis, self.rules)
+        epoch, validators = self.epoch_at(row.height)
+        closing = self.closing(row.height)
+        with self._checking():
+            header = recovery.open_head(row, closing, epoch, validators, self.rules.network_id(genesis))
         state = self.state()
         total = StateHash.of(state.records.items())
         ensure(
             total.root() == row.state_root,
-            StorageError(f"ledger {self.path}: the state is damaged; delete the file and sync again"),
+            StorageError(f"ledger {self.path}: the state is damaged; {_MEND}"),
         )
-        header = open_header(row.header, self.rules.network_id(genesis))
         return Tip(row.height, row.slot, row.hash, row.time_ms, header.beacon, state, total)
+
+    def sealed_head(self) -> str:
+        """Return the hash of the block that the last Save left as the head; "" before the first block."""
+        row = self._one(MetaRow, "seal")
+        return recovery.head_of(row.value) if row is not None else ""
 
     # ---- reading
 
     def _one(self, kind: type[_Row], key: object) -> _Row | None:
-        with self._guard(), Session(self._engine) as session:
-            return session.get(kind, key)
+        with self._reading(), Session(self._engine) as session:
+            row = session.get(kind, key)
+            return self._whole(row) if row is not None else None
 
     def all(self, statement: Any) -> list[Any]:
         """Return the rows of a query; raises StorageError."""
-        with self._guard(), Session(self._engine) as session:
-            return list(session.exec(statement).all())
+        with self._reading(), Session(self._engine) as session:
+            return [self._whole(row) for row in session.exec(statement).all()]
+
+    def _whole(self, row: _Row) -> _Row:
+        """Return a row whose values are of the types of its columns."""
+        if isinstance(row, SQLModel):
+            for name, kinds in _columns(type(row)):
+                value = row.__dict__[name]
+                if type(value) not in kinds:
+                    raise self._damaged(f"a row of {row.__tablename__} has {value!r:.50} as its {name}")
+        return row
 
     def genesis(self) -> Genesis:
         """Return the genesis; StorageError when there is none."""
@@ -242,7 +309,7 @@ class LedgerStore:
         try:
             return decode(data, kind, max_bytes=MAX_RECORD_BYTES)
         except GdfError as error:
-            raise StorageError(f"ledger {self.path} is damaged ({error}); delete the file and sync again") from error
+            raise self._damaged(error) from error
 
     def head(self) -> BlockRow | None:
         """Return the last finalized block."""
@@ -252,7 +319,8 @@ class LedgerStore:
     def oldest(self) -> int:
         """Return the height from which on all blocks are here; 1 unless the ledger was pruned or began later."""
         row = self._one(MetaRow, "oldest")
-        return int(row.value) if row is not None else 1
+        with self._reading():
+            return int(row.value) if row is not None else 1
 
     def boundary(self) -> int:
         """Return the height of the last boundary block; 0 in the first epoch."""
@@ -341,7 +409,7 @@ class LedgerStore:
     def _record(self, row: RecordRow) -> StateRecord:
         kind = RECORD_KINDS.get(row.kind)
         if kind is None:
-            raise StorageError(f"{self.path}: record {row.key} is of an unknown kind {row.kind!r}")
+            raise self._damaged(f"record {row.key} is of an unknown kind {row.kind!r}")
         return self._decode(row.value, kind)
 
     def state(self) -> State:
@@ -357,7 +425,7 @@ class LedgerStore:
         statement = select(EpochRow).where(col(EpochRow.first_height) <= height)
         rows = self.all(statement.order_by(col(EpochRow.first_height).desc()).limit(1))
         if not rows:
-            raise StorageError(f"{self.path} knows no validators of block {height}; delete the file and sync again")
+            raise self._damaged(f"it knows no validators of block {height}")
         return rows[0].number, validators_of(rows[0])
 
     def sync_messages(self, height: int) -> list[bytes]:
@@ -401,14 +469,28 @@ class LedgerStore:
         return [self._decode(row.raw, Proposal) for row in self.all(statement)]
 
 
+@functools.cache
+def _columns(model: type[SQLModel]) -> tuple[tuple[str, tuple[Any, ...]], ...]:
+    """Return the columns of a table and the types that their values may have."""
+    return tuple(
+        (name, typing.get_args(info.annotation) or (info.annotation,)) for name, info in model.model_fields.items()
+    )
+
+
 def validators_of(row: EpochRow) -> tuple[str, ...]:
-    """Return the validators of an epoch."""
-    return tuple(msgspec.json.decode(row.validators, type=list[str]))
+    """Return the validators of an epoch.  Raises StorageError when the row is damaged."""
+    try:
+        return tuple(msgspec.json.decode(row.validators, type=list[str]))
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"the ledger's row of epoch {row.number} is damaged ({error}); {_MEND}") from error
 
 
 def certificate_of(row: BlockRow) -> Certificate:
-    """Return the finalize certificate stored with a block."""
-    return decode(row.certificate, Certificate)
+    """Return the finalize certificate stored with a block.  Raises StorageError when the row is damaged."""
+    try:
+        return decode(row.certificate, Certificate)
+    except PeerError as error:
+        raise StorageError(f"the ledger's row of block {row.height} is damaged ({error}); {_MEND}") from error
 
 
 def _advice(cause: str) -> str:
@@ -416,7 +498,7 @@ def _advice(cause: str) -> str:
     if "full" in text or "no space" in text:
         return "the disk is full; free some space and start again, nothing was lost"
     if "malformed" in text or "not a database" in text or "corrupt" in text:
-        return f"the file is damaged ({cause}); delete it and the node will sync again"
+        return f"the file is damaged ({cause}); {_MEND}"
     if "readonly" in text or "read-only" in text or "permission" in text:
         return f"it cannot be written ({cause}); check the folder's permissions"
     if "locked" in text:

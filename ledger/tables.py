@@ -11,8 +11,9 @@ from sqlmodel import Field, SQLModel
 
 
 class MetaRow(SQLModel, table=True):
-    """``genesis`` (canonical bytes), ``schema`` (version), ``state_sum`` (the state hash's accumulator), and, unless
-    all blocks are here, ``oldest`` (the height from which on they are, decimal)."""
+    """``genesis`` (canonical bytes), ``schema`` (version), ``state_sum`` (the state hash's accumulator), ``seal`` (over
+    head and votes, ledger/recovery.py), and, unless all blocks are here, ``oldest`` (the height from which on they are,
+    decimal)."""
 
     __tablename__ = "meta"
     key: str = Field(primary_key=True)
