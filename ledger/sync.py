@@ -85,6 +85,7 @@ class CatchUp:
 
     def request(self, head: Tip, now_ms: int) -> tuple[str, int] | None:
         """Return (peer, height) to ask now, if it is time to."""
+        self._drop_stuck(head, now_ms)
         wanted = self._next_height(head)
         ahead = self._able(wanted)
         if not ahead:
@@ -105,6 +106,13 @@ class CatchUp:
         self._asked, self._deadline_ms = name, now_ms + limits.SYNC_TIMEOUT_MS
         self.peers[name].asked_ms = now_ms
         return name, wanted
+
+    def _drop_stuck(self, head: Tip, now_ms: int) -> None:
+        """Forget blocks whose certificate does not come: with them, only who claims even more could be asked."""
+        late = self._asked is not None and now_ms >= self._deadline_ms
+        alone = self._asked is None and not self._able(self._next_height(head))
+        if late or alone:
+            self._buffer = []
 
     def _due_ms(self, wanted: int) -> int:
         if self._asked is not None:
