@@ -77,18 +77,19 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Net]:
         yield net
 
 
-def relive(net: Net, path: Path, checkpoint: int) -> tuple[Life, LedgerStore]:
-    """Save what the first node saved once more; after one of the Saves the log is copied into the file."""
+def relive(net: Net, path: Path, *checkpoints: int) -> tuple[Life, LedgerStore]:
+    """Save what the first node saved once more; after some Saves the log is copied into the file."""
     store = QuickStore(path)
     store.create(net.genesis)
     life = Life(path, [], [facts(store.restored())])
     saves = [writes for number, writes in net.recorded if number == 1]
     for index, writes in enumerate(saves):
         store.save(writes)
-        if index == checkpoint % len(saves):
+        if index in {each % len(saves) for each in checkpoints}:
             with store._engine.connect() as connection:
                 connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
-            life.moments.append(Moment(0, content(path), facts(store.restored())))
+            life.earlier += [moment.facts for moment in life.moments]
+            life.moments = [Moment(0, content(path), facts(store.restored()))]
         elif life.moments:
             life.moments.append(Moment(valid_bytes(life.log), content(path), facts(store.restored())))
         else:
@@ -161,7 +162,7 @@ def test_a_damaged_log_over_a_newer_file_is_noticed(net: Net, tmp_path: Path) ->
     """
     folder = tmp_path / "life"
     folder.mkdir()
-    lived, store = relive(net, folder / "ledger.sqlite", -1)
+    lived, store = relive(net, folder / "ledger.sqlite", 19, -1)
     (newest,), log, rng = lived.moments, lived.log, random.Random(3)
     possible, noticed = [newest.facts, None, *lived.earlier], 0
     for _ in range(60):
