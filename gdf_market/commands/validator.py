@@ -107,7 +107,7 @@ def list_(app: App) -> None:
         found = overview_of(store)
 
     def text() -> object:
-        count = len(found.members)
+        count, spare = len(found.members), len(found.members) - found.quorum
         shown = table(f"epoch {found.epoch}", "account", "status", "bond", "blocks in this epoch", "silent epochs")
         for line in found.members:
             shown.add_row(line.account, line.status, format_credits(line.stake), str(line.proposed), _silent(line))
@@ -117,8 +117,9 @@ def list_(app: App) -> None:
             reason = "convicted" if line.status == "convicted" else f"unlocks in epoch {line.unlock_epoch}"
             shown.add_row(line.account, reason, format_credits(line.stake), "", "")
         shown.caption = (
-            f"{count} validators, a quorum is {found.quorum}: blocks go on while at most {count - found.quorum} are "
-            f"away; the set may change in {found.blocks_left} blocks; a seat takes {format_credits(found.bond)} credits"
+            f"{count} validators, a quorum is {found.quorum}: "
+            f"{f'blocks go on while at most {spare} are away' if spare else 'blocks go on only while all are there'}; "
+            f"blocks left in the epoch: {found.blocks_left}; a seat takes {format_credits(found.bond)} credits"
         )
         return shown
 

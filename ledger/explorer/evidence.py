@@ -9,6 +9,7 @@ from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.messages import Evidence, open_entry
 from gdf_market.statements import Statement, is_equivocation, place, signer, verify_statement
 from ledger.explorer.checks import Check, attempt
+from ledger.explorer.present import account_name
 from ledger.explorer.queries import Reader
 from ledger.explorer.sentences import statement_sentence
 from ledger.tables import EntryRow
@@ -75,7 +76,7 @@ def _checks(body: Evidence, network: str) -> list[Check]:
     return [
         *(
             attempt(
-                f"{accused} signed the {name} statement",
+                f"{account_name(accused)} signed the {name} statement",
                 lambda statement=statement: verify_statement(statement, network),  # type: ignore[misc]
                 f"Ed25519 signature of {accused} over the network id and the statement",
             )

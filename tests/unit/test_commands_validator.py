@@ -156,7 +156,7 @@ def test_list_shows_the_epoch_and_everybody_with_a_bond(cli: Cli, folder: Callab
         (key(3).account, "convicted", 0),
     ]
     text = cli("validator", "list").out
-    for line in ("epoch 4", "unlocks in epoch 5", "convicted", key(101).account, "the set may change in 1 blocks"):
+    for line in ("epoch 4", "unlocks in epoch 5", "convicted", key(101).account, "blocks left in the epoch: 1"):
         assert line in text
     maker.block([maker.entry(ValidatorJoin, key(102)), maker.entry(ValidatorLeave, key(4))])  # the last of the epoch
     value = cli("validator", "list", "--json").value
