@@ -46,8 +46,11 @@ def open_head(
     """Return the header of the last finalized block; raises PeerError unless row, header and certificate agree."""
     header = open_header(row.header, network)
     ensure(
-        (row.hash, row.height, row.slot, row.time_ms, row.state_root)
-        == (block_hash(row.header), header.height, header.slot, header.time_ms, header.state_root),
+        (row.hash, row.height, row.slot, row.time_ms, row.state_root, row.proposer, row.entry_count)
+        == (
+            *(block_hash(row.header), header.height, header.slot, header.time_ms),
+            *(header.state_root, header.proposer, header.entry_count),
+        ),
         MalformedError(f"the row of block {row.height} does not say what its header says"),
     )
     certificate = decode(row.certificate, Certificate)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import random
 import shutil
+import sqlite3
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -179,6 +180,50 @@ def test_a_damaged_log_over_a_newer_file_is_noticed(net: Net, tmp_path: Path) ->
 
 
 # ---- a damaged database file
+
+
+@pytest.fixture(scope="module")
+def midway(net: Net, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A ledger with everything that a restart reads: a head, own votes, candidates and evidence."""
+    path = tmp_path_factory.mktemp("midway") / "ledger.sqlite"
+    with contextlib.closing(QuickStore(path)) as store:
+        store.create(net.genesis)
+        for writes in (writes for number, writes in net.recorded if number == 1):
+            store.save(writes)
+            restored = store.restored()
+            assert restored is not None
+            if restored.tip.height and restored.evidence and len(restored.votes) > 1 and len(restored.candidates) > 1:
+                return path
+    raise AssertionError("the run has no such moment")
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ("DELETE FROM vote WHERE rowid = (SELECT max(rowid) FROM vote)", "not of one moment"),
+        ("DELETE FROM vote", "not of one moment"),
+        ("UPDATE vote SET raw = (SELECT raw FROM vote ORDER BY slot LIMIT 1)", "not of one moment"),
+        ("DELETE FROM meta WHERE key = 'seal'", "not of one moment"),
+        ("INSERT INTO meta VALUES ('oldest', x'32')", "not of one moment"),
+        ("UPDATE candidate SET raw = replace(raw, '\"sig\":\"', '\"sig\":\"00') WHERE kind = 'block'", "damaged"),
+        ("UPDATE candidate SET raw = CAST(replace(raw, 'signers\":[0', 'signers\":[3') AS BLOB)", "damaged"),
+        ("UPDATE evidence SET raw = CAST(replace(raw, 'nonce\":', 'nonce\":1') AS BLOB)", "damaged"),
+        ("UPDATE block SET slot = slot + 1", "does not say what its header says"),
+        ("UPDATE block SET time_ms = time_ms + 1", "does not say what its header says"),
+        ("UPDATE block SET certificate = (SELECT raw FROM candidate WHERE kind = 'certificate')", "the certificate of"),
+        ("UPDATE block SET header = CAST(header AS TEXT)", "damaged"),
+        ("UPDATE block SET proposer = 7, height = height + 1", "does not say what its header says"),
+        ("UPDATE epoch SET validators = x'5b5d'", "damaged"),
+        ("UPDATE record SET kind = 'nonce' WHERE kind = 'account'", "damaged"),
+        ("DELETE FROM record WHERE kind = 'account'", "state is damaged"),
+    ],
+)
+def test_a_row_that_is_gone_or_altered_is_noticed(midway: Path, change: str, word: str, tmp_path: Path) -> None:
+    path = shutil.copy(midway, tmp_path / "ledger.sqlite")
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        assert connection.execute(change).rowcount > 0
+    with contextlib.closing(LedgerStore(path, read_only=True)) as store, pytest.raises(StorageError, match=word):
+        store.restored()
 
 
 @pytest.fixture(scope="module")
