@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from gdf_market.commands import main
 from gdf_market.demo.market import demo_folder
@@ -33,7 +34,8 @@ def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
         shown = capsys.readouterr()
         return Result(code, shown.out, shown.err)
 
-    return run
+    yield run
+    structlog.reset_defaults()  # a command pointed it at the stderr of this test
 
 
 def one_sentence(result: Result) -> None:
