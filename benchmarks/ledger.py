@@ -23,6 +23,7 @@ from benchmarks.ledger_table import Figure, table
 from benchmarks.ledger_world import make_history
 
 RESULTS = Path(__file__).parent / "results" / "ledger.md"
+NOTES = "\n## What the figures say\n"
 PARTS = ("speed", "finality", "state", "loopback")
 
 
@@ -74,7 +75,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         print(text)
     if chosen.write:
-        RESULTS.write_text("# The ledger's figures\n\n" + text, encoding="utf-8", newline="\n")
+        _write(text)
+
+
+def _write(text: str) -> None:
+    """Replace the table in the results file; what people wrote below it stays."""
+    old = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+    _, found, notes = old.partition(NOTES)
+    RESULTS.write_text(f"# The ledger's figures\n\n{text}{found}{notes}", encoding="utf-8", newline="\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def test_a_tiny_run_gives_every_figure(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(ledger, "RESULTS", tmp_path / "ledger.md")
+    (tmp_path / "ledger.md").write_text(f"an old table\n{ledger.NOTES}\nThe notes stay.\n", encoding="utf-8")
     ledger.main(["--entries", "200", "--quick", "--json", "--write", "--parts", *HERE])
     shown = capsys.readouterr()
     figures = json.loads(shown.out)
@@ -33,6 +34,8 @@ def test_a_tiny_run_gives_every_figure(
         assert each["numbers"]
         assert all(math.isfinite(value) and value > 0 for value in each["numbers"].values()), each
     written = (tmp_path / "ledger.md").read_text(encoding="utf-8")
+    assert written.endswith(f"{ledger.NOTES}\nThe notes stay.\n")
+    assert "an old table" not in written
     rows = [line for line in written.splitlines() if line.startswith("|")]
     assert len(rows) == len(figures) + 2
     assert all(line.count("|") == 5 for line in rows)
