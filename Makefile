@@ -34,6 +34,11 @@ FROM ?= 0
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim.long --seeds $(SEEDS) --from $(FROM)
 
+# Every rule of agreement removed in turn; WRITE=--write stores docs/mutations.md
+.PHONY: mutations
+mutations: $(VENV)/.dev
+	$(BIN)/python -m tests.sim.mutations $(WRITE)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.verdicts
 	$(BIN)/python -m benchmarks.network_cost

@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from contracts.records import Allocation, Genesis, Staking
+from gdf_market.errors import GdfError
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, Transfer, seal
+from ledger.block import Certificate, Proposal, Vote
 from ledger.effects import (
     Broadcast,
     Effect,
@@ -42,7 +44,7 @@ from ledger.effects import (
 )
 from ledger.replica import Replica
 from ledger.rules import Rules
-from tests.sim.caches import cached_crypto
+from tests.sim.caches import READ, cached_crypto
 from tests.sim.memory import InvariantError, MemoryStore, TornStore
 from tests.sim.monitor import Monitor
 from tests.sim.transfers import TRANSFERS, TransferRules
@@ -153,6 +155,14 @@ class Node:
 
 
 Tamper = Callable[["Cluster", str, list[Effect]], list[Effect]]
+
+
+def is_flood(data: bytes) -> bool:
+    """Say whether a broadcast message is one that everybody passes on: a status is said again as it is."""
+    try:
+        return isinstance(READ(data), (Vote, Proposal, Certificate))
+    except GdfError:
+        return False
 
 
 def as_it_is(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
@@ -384,9 +394,10 @@ class Cluster:
         match effect:
             case Broadcast(data, exclude):
                 self._check_sent(name, data)
+                flood = is_flood(data)
                 for peer in self._links[name]:
                     if self.nodes[peer].account != exclude:
-                        self._put(node, self.nodes[peer], data, flood=True)
+                        self._put(node, self.nodes[peer], data, flood=flood)
             case Send(peer, data):
                 self.transmit(name, peer, data)
             case SetTimer(timer, at_ms):

@@ -183,6 +183,17 @@ def withhold(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]
     return forged
 
 
+def whisper(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Once, send one other node alone a second vote for a slot."""
+    for _, vote in messages(effects, Vote):
+        if vote.voter == name and vote.kind == NOTAR and (name, "whispered") not in cluster.memory:
+            cluster.memory[name, "whispered"] = True
+            victim = cluster.random.choice(others_of(cluster, name))
+            second = cast(cluster.nodes[name].key, cluster.network, vote.epoch, NOTAR, vote.slot, cluster.network)
+            cluster.at(cluster.now_ms + 20, cluster.transmit, name, victim, encode(second))
+    return effects
+
+
 def usurp(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
     """Propose in slots that belong to others, before they do."""
     replica = replica_of(cluster, name)

@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from contracts.records import Genesis, Network
 from contracts.state import BlockContext, State
-from gdf_market import identity, merkle
-from gdf_market.codec import digest, encode
+from gdf_market import identity, merkle, statements
+from gdf_market.codec import digest
 from gdf_market.errors import GdfError
 from gdf_market.messages import Evidence, open_entry
-from gdf_market.statements import Ballot, set_hash, signer
-from ledger.block import FINAL, NOTAR, SKIP, Block, Certificate, genesis_beacon
+from gdf_market.statements import set_hash, signer
+from ledger.block import FINAL, NOTAR, SKIP, Block, Certificate, Vote, genesis_beacon
 from ledger.effects import SaveBlocks
 from ledger.limits import MAX_CLOCK_AHEAD_MS
 from ledger.rules import Rules
@@ -211,11 +211,18 @@ class Auditor:
             f"{what} names a validator twice, or none",
         )
         require(3 * len(signers) > 2 * len(members), f"{what} has {len(signers)} of {len(members)} signatures")
-        ballot = encode(
-            Ballot(epoch=certificate.epoch, hash=certificate.hash, kind=certificate.kind, slot=certificate.slot)
-        )
+        kind, slot = certificate.kind, certificate.slot
         for seat, signature in zip(signers, certificate.sigs, strict=True):
-            self._blame(what, VERIFIED, self.network, "vote", members[seat], ballot, bytes.fromhex(signature))
+            vote = Vote(
+                epoch=certificate.epoch,
+                kind=kind,
+                slot=slot,
+                hash=certificate.hash,
+                voter=members[seat],
+                sig=signature,
+            )
+            covered = statements.ballot(vote)
+            self._blame(what, VERIFIED, self.network, "vote", vote.voter, covered, bytes.fromhex(signature))
         self._verified.add(certificate)
         self._check_contradiction(certificate)
 

@@ -11,7 +11,21 @@ from gdf_market import merkle
 from gdf_market.codec import encode
 from gdf_market.messages import Entry, Transfer, seal
 from ledger import wire
-from ledger.block import FINAL, NOTAR, SKIP, Block, Certificate, Header, Proposal, Vote, cast, open_block, seal_block
+from ledger.block import (
+    FINAL,
+    NOTAR,
+    SKIP,
+    Block,
+    Certificate,
+    Header,
+    Proposal,
+    Vote,
+    assemble,
+    block_hash,
+    cast,
+    open_block,
+    seal_block,
+)
 from ledger.effects import Broadcast, Effect, Send, Serve
 from tests.sim import attackers
 from tests.sim.attackers import (
@@ -24,6 +38,7 @@ from tests.sim.attackers import (
     without_own,
 )
 from tests.sim.caches import READ
+from tests.sim.monitor import read_header
 from tests.simulator import Cluster, Tamper
 
 WRONG_HASH = "5a" * 32
@@ -99,6 +114,24 @@ def rob(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
         votes = votes_for(cluster, name, header.epoch, header.slot, executed.block.hash)[:2]
         forged += [Broadcast(executed.block.raw), *(Broadcast(vote) for vote in votes)]
     return forged
+
+
+def impersonate(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Propose in the name of other leaders, before they do, with a signature that is not theirs."""
+    replica = replica_of(cluster, name)
+    slot, parent, epoch = replica._quorum.frontier, replica._parent, replica.epoch.number
+    leader = replica._quorum.leader(slot)
+    if parent is None or (name, epoch, slot) in cluster.memory or leader == name:
+        return effects
+    cluster.memory[name, epoch, slot] = True
+    kept = dict(replica._chain.candidates)
+    key = cluster.nodes[name].key
+    executed, _ = replica._chain.propose(cluster.nodes[leader].key, parent, slot, cluster.clock(name), [])
+    replica._chain.candidates = kept
+    header = executed.block.header
+    signature = key.sign(cluster.network, "block", executed.block.header_bytes).hex()
+    block = assemble(header, executed.block.header_bytes, signature, executed.block.entries)
+    return [*effects, Broadcast(block.raw)]
 
 
 # ---- certificates
@@ -184,12 +217,12 @@ def stale(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
 # ---- answers and noise
 
 
-def false_history(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
-    """Claim to be far ahead, and answer sync requests with a chain of one's own that nobody certified."""
+def false_history(style: str, cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Claim to be ahead, and answer sync requests falsely."""
     forged: list[Effect] = []
     for effect in effects:
         if isinstance(effect, Serve):
-            forged += [Send(effect.peer, data) for data in _false_blocks(cluster, name, effect.height)]
+            forged += [Send(effect.peer, data) for data in false_answer(style, cluster, name, effect.height)]
             continue
         status = READ(effect.data) if isinstance(effect, Broadcast) else None
         if isinstance(status, wire.Status):
@@ -200,41 +233,88 @@ def false_history(cluster: Cluster, name: str, effects: list[Effect]) -> list[Ef
     return forged
 
 
-def _false_blocks(cluster: Cluster, name: str, height: int) -> list[bytes]:
+def false_answer(style: str, cluster: Cluster, name: str, height: int) -> list[bytes]:
     """Return what the node has from a height on, altered."""
-    node = cluster.nodes[name]
-    true = node.store.sync_messages(height)
-    style = cluster.random.randrange(4)
-    if style == 0 or not true:
-        return _own_chain(cluster, name, height)
-    response = READ(true[0])
-    assert isinstance(response, wire.SyncResponse)
-    blocks = list(response.blocks)
-    if style == 1:
-        blocks = blocks[1:] or blocks
-    elif style == 2:
-        blocks = [msgspec.structs.replace(each, certificate=None) for each in blocks]
+    true = cluster.nodes[name].store.sync_messages(height)
+    if style == "own chain" or not true:
+        blocks = _own_chain(cluster, name)
     else:
-        certificates = [each.certificate for each in blocks if each.certificate is not None]
-        if certificates:
-            blocks = [msgspec.structs.replace(each, certificate=certificates[0]) for each in blocks]
-    return [encode(wire.SyncResponse(blocks=tuple(blocks), more=False))]
+        response = READ(true[0])
+        assert isinstance(response, wire.SyncResponse)
+        blocks = _altered(style, cluster, name, list(response.blocks))
+    return [encode(wire.SyncResponse(blocks=tuple(blocks), more=False))] if blocks else []
 
 
-def _own_chain(cluster: Cluster, name: str, height: int) -> list[bytes]:
+def _altered(style: str, cluster: Cluster, name: str, blocks: list[wire.SyncBlock]) -> list[wire.SyncBlock]:
+    certificates = [each.certificate for each in blocks if each.certificate is not None]
+    match style:
+        case "gap":
+            return blocks[:1] + blocks[2:]
+        case "no certificate":
+            return [msgspec.structs.replace(each, certificate=None) for each in blocks]
+        case "another block":
+            return [_replaced(cluster, name, each) for each in blocks]
+        case "borrowed certificate" if certificates:
+            false = _next_block(cluster, name, blocks[-1].block)
+            bare = [msgspec.structs.replace(each, certificate=None) for each in blocks]
+            return [*bare, wire.SyncBlock(block=false, certificate=certificates[-1])] if false is not None else bare
+    return blocks
+
+
+def _replaced(cluster: Cluster, name: str, item: wire.SyncBlock) -> wire.SyncBlock:
+    """Return another block of the node's own in place of the one that was agreed on."""
+    header = read_header(bytes(item.block.header))
+    if header.proposer != name or item.certificate is not None:
+        return item
+    changed = msgspec.structs.replace(header, time_ms=header.time_ms + 1)
+    block = seal_block(cluster.nodes[name].key, changed, [bytes(raw) for raw in item.block.entries])
+    return wire.SyncBlock(block=msgspec.json.decode(block.raw, type=Proposal), certificate=None)
+
+
+def _next_block(cluster: Cluster, name: str, last: Proposal) -> Proposal | None:
+    """Return an invalid block of the node's own on top of a block; None if no slot near is its own."""
+    header = read_header(bytes(last.header))
+    epoch = replica_of(cluster, name).epoch
+    slots = [slot for slot in range(header.slot + 1, header.slot + 9) if epoch.leader(slot) == name]
+    if not slots or epoch.number != header.epoch or header.height + 1 > epoch.last:
+        return None
+    changed = msgspec.structs.replace(
+        header,
+        height=header.height + 1,
+        slot=slots[0],
+        parent=block_hash(bytes(last.header)),
+        parent_slot=header.slot,
+        proposer=name,
+        time_ms=header.time_ms + 1,
+        entries_root=merkle.root(()).hex(),
+        entry_count=0,
+        state_root=WRONG_HASH,
+    )
+    block = seal_block(cluster.nodes[name].key, changed, [])
+    return msgspec.json.decode(block.raw, type=Proposal)
+
+
+def _own_chain(cluster: Cluster, name: str) -> list[wire.SyncBlock]:
     """Return a block of a slot of our own on our head, with a certificate that only we signed."""
     replica = replica_of(cluster, name)
     quorum, chain = replica._quorum, replica._chain
     slots = [slot for slot in range(quorum.root.slot + 1, quorum.root.slot + 9) if quorum.leader(slot) == name]
-    if not slots or name not in quorum.validators:
+    if not slots:
         return []
     kept = dict(chain.candidates)
     executed, _ = chain.propose(cluster.nodes[name].key, chain.head, slots[0], cluster.clock(name), [])
     chain.candidates = kept
     certificate = false_certificate("unsigned", cluster, name, FINAL, slots[0], executed.block.hash)
     proposal = msgspec.json.decode(executed.block.raw, type=Proposal)
-    item = wire.SyncBlock(block=proposal, certificate=certificate)
-    return [encode(wire.SyncResponse(blocks=(item,), more=False))]
+    return [wire.SyncBlock(block=proposal, certificate=certificate)]
+
+
+STYLES = ("own chain", "gap", "no certificate", "another block", "borrowed certificate")
+
+
+def false_history_somehow(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Answer sync requests falsely, now so and now so."""
+    return false_history(cluster.random.choice(STYLES), cluster, name, effects)
 
 
 def garbage(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
@@ -294,6 +374,7 @@ ATTACKS: tuple[Tamper, ...] = (
     attackers.silent,
     attackers.selective,
     attackers.withhold,
+    attackers.whisper,
     attackers.usurp,
     attackers.replay,
     attackers.fast_clock,
@@ -302,7 +383,7 @@ ATTACKS: tuple[Tamper, ...] = (
     forge_somehow,
     forge_votes,
     stale,
-    false_history,
+    false_history_somehow,
     garbage,
     at_the_boundary,
     mixture,

@@ -10,7 +10,17 @@ from contracts.records import Staking
 from gdf_market.messages import Entry, ValidatorJoin, ValidatorLeave, seal
 from ledger.rules import MARKET
 from tests.sim.forgers import ATTACKS
-from tests.simulator import Cluster, Faults, InvariantError, Tamper, cached_crypto, key, make_genesis, transfer
+from tests.simulator import (
+    Cluster,
+    Faults,
+    InvariantError,
+    MemoryStore,
+    Tamper,
+    cached_crypto,
+    key,
+    make_genesis,
+    transfer,
+)
 
 CHAOS_MS = 3_000
 PATIENCE_MS = 90_000  # simulated time in which a healed network must have agreed
@@ -106,7 +116,7 @@ def _draw_moves(
     return tuple(moves)
 
 
-def build(plan: Plan) -> Cluster:
+def build(plan: Plan, *, store: type[MemoryStore] = MemoryStore, send_before_save: bool = False) -> Cluster:
     """Return the network of a plan."""
     size = plan.validators + plan.others
     genesis = make_genesis(
@@ -129,6 +139,8 @@ def build(plan: Plan) -> Cluster:
         rules=MARKET,
         genesis=genesis,
         links=links,
+        stores=lambda name: store(genesis, MARKET),
+        send_before_save=send_before_save,
     )
     names = list(cluster.nodes)
     for at_ms, index, what in plan.moves:
