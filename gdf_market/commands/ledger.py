@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import re
@@ -112,6 +113,40 @@ def export(app: App, target: Path) -> None:
     with open_ledger(app) as store:
         blocks = write(store, target)
     app.emit({"file": str(target), "blocks": blocks}, lambda: f"{blocks} blocks written to {target}")
+
+
+@ledger.command()
+@click.option("--keep-epochs", type=click.IntRange(min=1), required=True, help="Epochs whose blocks stay.")
+@pass_app
+def prune(app: App, keep_epochs: int) -> None:
+    """Delete the blocks, entries and events of old epochs from this folder's ledger; its node must be stopped.
+
+    The state and the chain of validator sets stay, so the node goes on as before; it can no longer export or show what
+    was deleted.  `keep_epochs` in config.toml does the same whenever an epoch ends.
+
+    Example: gdf-market ledger prune --keep-epochs 24
+    """
+    from ledger.effects import Prune
+    from ledger.store import LedgerStore
+
+    app.data.genesis()  # says what to do in a folder without a network
+    with app.data.lock(), contextlib.closing(LedgerStore(app.data.ledger)) as store:
+        before, blocks = store.oldest(), app.data.genesis().staking.epoch_blocks
+        oldest = max(before, store.boundary() + 1 - keep_epochs * blocks)
+        size = app.data.ledger.stat().st_size
+        if oldest > before:
+            with app.progress(f"deleting blocks {before} to {oldest - 1}"):
+                store.save([Prune(oldest)])
+                store.compact()
+        freed = max(0, size - app.data.ledger.stat().st_size)
+    app.emit(
+        {"oldest": oldest, "deleted": oldest - before, "bytes_freed": freed},
+        lambda: (
+            f"{oldest - before} blocks deleted, {freed} bytes freed; the ledger begins at block {oldest}"
+            if oldest > before
+            else f"nothing to delete: the ledger begins at block {oldest}"
+        ),
+    )
 
 
 @ledger.command()
