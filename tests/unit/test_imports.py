@@ -47,7 +47,10 @@ TOP = ("gdf_market.commands", "gdf_market.demo", "gdf_market.__main__", "gdf_mar
 FACADE = "gdf_market/__init__.py"  # offers what owners import, loaded when it is asked for
 
 # sans-I/O cores; in ledger/ every file is one unless it is named as disk
-LEDGER_DISK = {"store.py", "tables.py", "rows.py", "reading.py", "export.py", "importing.py", "prove.py", "compare.py", "serving.py"}
+LEDGER_DISK = {
+    *("store.py", "tables.py", "rows.py", "reading.py", "serving.py"),
+    *("export.py", "importing.py", "prove.py", "compare.py"),
+}
 KERNEL_PURE = ("errors", "units", "codec", "identity", "messages", "vrf", "merkle")  # keystore is disk
 NOT_IN_CORES = {
     *("trio", "libp2p", "sqlmodel", "time", "random", "os", "socket"),
