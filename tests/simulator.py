@@ -200,6 +200,7 @@ class Cluster:
         self._heap: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._count = 0
         self._groups: dict[str, int] = {}
+        self._streams: dict[tuple[str, str], int] = {}  # when the last part of an answer arrives
         self._send_before_save = send_before_save
         make_store = stores or (lambda name: MemoryStore(self.genesis, rules))
         keys = [key(1 + index) for index in range(validators)] + [key(51 + index) for index in range(observers)]
@@ -407,7 +408,7 @@ class Cluster:
                 self._check_saved(name, writes)
             case Serve(peer, height):
                 for data in node.store.sync_messages(height):
-                    self.transmit(name, peer, data)
+                    self.transmit(name, peer, data, in_order=True)
             case Finalized():
                 node.finalized.append(effect)
             case Misbehaved(peer, error):
@@ -441,14 +442,14 @@ class Cluster:
 
     # ---- links
 
-    def transmit(self, source: str, target: str, data: bytes) -> None:
-        """Send a message from a node to every node of an account."""
+    def transmit(self, source: str, target: str, data: bytes, *, in_order: bool = False) -> None:
+        """Send a message from a node to every node of an account; the parts of one answer come in order."""
         self._check_sent(source, data)
         for name in self._names[target]:
             if name in self._links[source]:
-                self._put(self.nodes[source], self.nodes[name], data)
+                self._put(self.nodes[source], self.nodes[name], data, in_order=in_order)
 
-    def _put(self, source: Node, target: Node, data: bytes, *, flood: bool = False) -> None:
+    def _put(self, source: Node, target: Node, data: bytes, *, flood: bool = False, in_order: bool = False) -> None:
         """Put a message on a link, where it meets the run's faults."""
         if flood and data in target.got and self.random.random() >= self.faults.echo:
             return
@@ -465,7 +466,11 @@ class Cluster:
             delay = low + int(draw() * (high - low + 1))
             if faulty and faults.spikes and draw() < faults.spikes:
                 delay = 500 + int(draw() * 2_500)
-            self.at(self.now_ms + delay, self._deliver, source, target, data, flood)
+            at_ms = self.now_ms + delay
+            if in_order:
+                at_ms = max(at_ms, self._streams.get((source.name, target.name), 0))
+                self._streams[source.name, target.name] = at_ms
+            self.at(at_ms, self._deliver, source, target, data, flood)
 
     def _deliver(self, source: Node, target: Node, data: bytes, flood: bool) -> None:
         if target.replica is None:
