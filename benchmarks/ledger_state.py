@@ -50,8 +50,8 @@ class _World:
         self._random = random.Random(accounts)
 
     def block(self) -> None:
-        """Apply one block: two accounts change per entry."""
-        keys = [_key(self._random.randrange(self.accounts)) for _ in range(2 * BLOCK_ENTRIES)]
+        """Apply one block: two accounts change per entry, all of them different, so that every size does the same."""
+        keys = [_key(number) for number in self._random.sample(range(self.accounts), 2 * BLOCK_ENTRIES)]
         begin = time.process_time()
         records = self.records
         for key in keys:
