@@ -123,6 +123,7 @@ class Replica:
         self._status_ms = 0  # when the last status went out
         self._armed: int | None = None
         self._moot = False  # the event of this step told nothing new
+        self._still = False  # ... or nothing that a rule calls for
         self._writes: list[Write] = []
         self._effects: list[Effect] = []
         if restored is not None:
@@ -187,16 +188,16 @@ class Replica:
             self._status_ms = min(self._status_ms, now_ms)
         early = self._armed is not None and self._now <= now_ms < self._armed
         self._now = now_ms
-        self._moot = False
+        self._moot = self._still = False
         try:
             self._handle(event)
         except PeerError as error:
             assert isinstance(event, Received), "only what a peer sent can be a peer's fault"
             self._effects.append(Misbehaved(event.peer, error))
-        # most of a flood is copies: before the next deadline they call for nothing
-        moot = self._moot and early and not self._effects and not self._writes
-        if self._started and not moot:
+        # most of a flood is copies, or one more vote of many: before the next deadline they call for nothing
+        if self._started and not (early and (self._moot or self._still)):
             self._settle()
+        if self._started and not (early and self._moot):
             self._arm()
         effects, writes = self._effects, self._writes
         self._effects, self._writes = [], []
@@ -273,24 +274,24 @@ class Replica:
 
     def _on_vote(self, peer: str, vote: Vote, data: bytes) -> None:
         if vote.epoch != self.epoch.number:
-            self._moot = True
-            self._examine(vote)
+            self._moot = not self._examine(vote)
             return  # its sender, or this node, is about to change over
         ensure(vote.voter in self._quorum.validators, MalformedError(f"vote of {vote.voter}, who is no validator"))
         if not self._quorum.wants_vote(vote):
-            self._moot = True
-            self._examine(vote)
+            self._moot = not self._examine(vote)
             return
         verify_vote(vote, self.network)
-        self._examine(vote)
+        accused = self._examine(vote)
         self._watch.note(vote)
         self._send_all(data, peer)
-        self._count(vote)
+        self._still = not self._count(vote) and not accused
 
-    def _count(self, vote: Vote) -> None:
+    def _count(self, vote: Vote) -> bool:
+        """Count a vote; say whether it completed a certificate."""
         certificate = self._quorum.add_vote(vote)
         if certificate is not None:
             self._save_certificate(certificate, encode(certificate))
+        return certificate is not None
 
     def _on_certificate(self, peer: str, certificate: Certificate, data: bytes) -> None:
         if certificate.epoch != self.epoch.number or not self._quorum.wants_certificate(certificate):
@@ -310,14 +311,14 @@ class Replica:
         header_bytes = bytes(proposal.header)
         header = open_header(header_bytes, self.network)
         signed = SignedHeader(header=header, sig=proposal.sig)
-        self._examine(signed)
+        accused = self._examine(signed)
         if header.epoch != self.epoch.number or not self._quorum.in_window(header.slot):
-            self._moot = True
+            self._moot = not accused
             return
         certificate = self._quorum.notarized.get(header.slot) or self._quorum.final
         certified = certificate.hash if certificate is not None else None
         if not self._proposals.wants(header.slot, block_hash(header_bytes), certified):
-            self._moot = True
+            self._moot = not accused
             return
         block = open_block(proposal, self.network, self._quorum.leader(header.slot))
         self._watch.note(signed)
@@ -329,6 +330,7 @@ class Replica:
         known = self._catch_up.peers.get(peer)
         if known is None:
             return
+        self._moot = self._snapshots is None and (known.height, known.oldest) == (status.height, status.oldest)
         known.height, known.oldest = status.height, status.oldest
         if self._snapshots is not None:
             self._snapshots.offer(peer, status.snapshot, self._now)
@@ -395,11 +397,12 @@ class Replica:
 
     # ---- equivocation
 
-    def _examine(self, statement: Statement) -> None:
-        """Accuse a validator whose statement contradicts an earlier one."""
+    def _examine(self, statement: Statement) -> bool:
+        """Accuse a validator whose statement contradicts an earlier one; say whether it does."""
         found = self._watch.catch(statement)
         if found is not None:
             self._accuse(found)
+        return found is not None
 
     def _accuse(self, found: Accusation) -> None:
         if self._identity is None:
