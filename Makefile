@@ -34,6 +34,13 @@ FROM ?= 0
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim.long --seeds $(SEEDS) --from $(FROM)
 
+# Real validators on this machine, killed at random while people pay: make torture MINUTES=10 VALIDATORS=7
+.PHONY: torture
+MINUTES ?= 10
+VALIDATORS ?= 4
+torture: $(VENV)/.dev
+	$(BIN)/python -m tests.torture --minutes $(MINUTES) --validators $(VALIDATORS)
+
 # Every rule of agreement removed in turn; WRITE=--write stores docs/mutations.md
 .PHONY: mutations
 mutations: $(VENV)/.dev

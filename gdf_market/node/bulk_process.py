@@ -7,6 +7,7 @@ stdin closes, whatever happened to the node, the process ends: nothing is left b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -45,8 +46,9 @@ async def _lines() -> AsyncIterator[bytes]:
 
 
 def _write(line: bytes) -> None:
-    while line:
-        line = line[os.write(1, line) :]
+    with contextlib.suppress(BrokenPipeError):  # the node was killed: stdin has ended, too, and so will this process
+        while line:
+            line = line[os.write(1, line) :]
 
 
 class _Service:
@@ -118,7 +120,10 @@ def failure(number: int, error: Exception) -> dict[str, Any]:
 
 async def _main() -> None:
     lines = _lines()
-    start = json.loads(await anext(lines))
+    first = await anext(lines, None)
+    if first is None:
+        return  # the node was killed before it asked for anything
+    start = json.loads(first)
     counters = Counters()
     try:
         with collapsing():
