@@ -10,24 +10,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import immutables
+
 from contracts.parameters import MAX_LIVE_NONCES, MAX_PRUNED_BLOCKS, MAX_TEXT, MAX_TTL_MS
-from contracts.records import Account, Audit, Author, Event, Nonce, Spent, Unit
+from contracts.records import Account, Audit, Event, Spent, Unit
 from contracts.state import (
     Draft,
     account_key,
     audit_key_of,
-    author_key,
     bid_key,
     job_key,
-    nonce_key,
     present,
     spent_key,
     unit_key_of,
 )
 from gdf_market import identity
-from gdf_market.errors import RuleError, ensure
+from gdf_market.errors import RuleError
 from gdf_market.messages import Body, Transfer
 from gdf_market.units import format_credits
+
+_NO_NONCES = immutables.Map[int, None]()
 
 
 @dataclass(frozen=True)
@@ -147,10 +149,8 @@ def _set_amount(draft: Draft, pot: Pot, amount: int) -> None:
 def check_balance(draft: Draft, account: str, amount: int, purpose: str) -> None:
     """Raise RuleError unless the account can pay ``amount``."""
     available = draft.account(account).balance
-    ensure(
-        available >= amount,
-        RuleError(f"{purpose} takes {format_credits(amount)} credits; {account} has {format_credits(available)}"),
-    )
+    if available < amount:
+        raise RuleError(f"{purpose} takes {format_credits(amount)} credits; {account} has {format_credits(available)}")
 
 
 def process_transfer(draft: Draft, body: Transfer) -> None:
@@ -165,22 +165,20 @@ def process_transfer(draft: Draft, body: Transfer) -> None:
 def process_nonce(draft: Draft, body: Body) -> None:
     """Check an entry's lifetime and use up its nonce."""
     now = draft.now
-    ensure(now < body.expires_ms, RuleError(f"expired at {body.expires_ms}; the block's time is {now}; sign it anew"))
+    if now >= body.expires_ms:
+        raise RuleError(f"expired at {body.expires_ms}; the block's time is {now}; sign it anew")
     # the network remembers a nonce for as long as an entry may live, so that must have an end
-    ensure(
-        body.expires_ms <= now + MAX_TTL_MS,
-        RuleError(f"expires at {body.expires_ms}, more than {MAX_TTL_MS} ms after the block's time {now}"),
-    )
+    if body.expires_ms > now + MAX_TTL_MS:
+        raise RuleError(f"expires at {body.expires_ms}, more than {MAX_TTL_MS} ms after the block's time {now}")
     # the same nonce twice would apply an entry twice
-    key = nonce_key(body.author, body.nonce)
-    ensure(draft.get(key) is None, RuleError(f"nonce {body.nonce} of {body.author} is used; take a random one"))
-    live = draft.author(body.author).live
-    ensure(
-        live < MAX_LIVE_NONCES,
-        RuleError(f"{body.author} made {live} entries within {MAX_TTL_MS} ms; at most {MAX_LIVE_NONCES} are taken"),
-    )
-    draft.put(key, Nonce(expires_ms=body.expires_ms))
-    draft.put(author_key(body.author), Author(live=live + 1))
+    nonces = draft.used.get(body.author) or _NO_NONCES
+    if body.nonce in nonces:
+        raise RuleError(f"nonce {body.nonce} of {body.author} is used; take a random one")
+    if len(nonces) >= MAX_LIVE_NONCES:
+        raise RuleError(
+            f"{body.author} made {len(nonces)} entries within {MAX_TTL_MS} ms; at most {MAX_LIVE_NONCES} are taken"
+        )
+    draft.used = draft.used.set(body.author, nonces.set(body.nonce, None))
 
 
 def process_spent(draft: Draft, nonces: list[tuple[str, int]]) -> None:
@@ -210,9 +208,5 @@ def process_pruning(draft: Draft) -> None:
 
 
 def _forget(draft: Draft, author: str, nonce: int) -> None:
-    draft.drop(nonce_key(author, nonce))
-    live = draft.author(author).live - 1
-    if live:
-        draft.put(author_key(author), Author(live=live))
-    else:
-        draft.drop(author_key(author))
+    nonces = draft.used[author].delete(nonce)
+    draft.used = draft.used.set(author, nonces) if nonces else draft.used.delete(author)

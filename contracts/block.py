@@ -103,7 +103,7 @@ def apply_block(state: State, entries: Sequence[Entry], context: BlockContext) -
     if context.height % draft.network().staking.epoch_blocks == 0:
         process_epoch_end(draft)
     process_wakes(draft)
-    return Transition(State(draft.records), tuple(draft.events), draft.changes())
+    return Transition(State(draft.records, draft.used), tuple(draft.events), draft.changes())
 
 
 def select_entries(

@@ -3,8 +3,7 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``nonce/<account>/<nonce>``, ``author/<account>``, ``spent/<n>``,
-``validator/<account>`` and the singletons ``network`` and ``active``.
+``spent/<n>``, ``validator/<account>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -104,18 +103,6 @@ class Active(Record, frozen=True, kw_only=True):
     jobs: tuple[Hash, ...] = ()
     spent_first: UInt = 0
     spent_next: UInt = 0
-
-
-class Nonce(Record, frozen=True, kw_only=True):
-    """Marks an (author, nonce) as used."""
-
-    expires_ms: UInt
-
-
-class Author(Record, frozen=True, kw_only=True):
-    """How many used nonces of an account are kept."""
-
-    live: UInt = 0
 
 
 class Spent(Record, frozen=True, kw_only=True):
@@ -296,19 +283,4 @@ class Event(Record, frozen=True, kw_only=True):
     entry: str = ""  # the entry that caused it; "" if a deadline or the beacon did
 
 
-StateRecord = (
-    Account
-    | Reputation
-    | Network
-    | Validator
-    | Active
-    | Nonce
-    | Author
-    | Spent
-    | Bid
-    | Job
-    | Round
-    | Unit
-    | Audit
-    | Dispute
-)
+StateRecord = Account | Reputation | Network | Validator | Active | Spent | Bid | Job | Round | Unit | Audit | Dispute

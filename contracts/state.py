@@ -10,7 +10,7 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import immutables
@@ -21,7 +21,6 @@ from contracts.records import (
     Account,
     Active,
     Audit,
-    Author,
     Bid,
     Dispute,
     Event,
@@ -30,6 +29,7 @@ from contracts.records import (
     Network,
     Reputation,
     Round,
+    Spent,
     StateRecord,
     Unit,
     Validator,
@@ -42,6 +42,7 @@ from gdf_market.units import MAX_INT
 T = TypeVar("T")
 R = TypeVar("R", bound=StateRecord)
 Records = immutables.Map[str, StateRecord]
+Used = immutables.Map[str, immutables.Map[int, None]]  # nonces by author
 Changes = Mapping[str, tuple[StateRecord | None, StateRecord | None]]
 
 
@@ -83,14 +84,6 @@ def audit_key_of(audit: Audit) -> str:
 
 def dispute_key(job: str, index: int, slot: int) -> str:
     return f"dispute/{job}/{index}/{slot}"
-
-
-def nonce_key(account: str, nonce: int) -> str:
-    return f"nonce/{account}/{nonce}"
-
-
-def author_key(account: str) -> str:
-    return f"author/{account}"
 
 
 def validator_key(account: str) -> str:
@@ -146,10 +139,6 @@ class View:
         """Return an account's record on a device class; empty before its first unit."""
         return self._typed(reputation_key(account, device_class), Reputation) or Reputation()
 
-    def author(self, account: str) -> Author:
-        """Return how many nonces of an account are kept."""
-        return self._typed(author_key(account), Author) or Author()
-
     def validator(self, account: str) -> Validator | None:
         """Return what is kept of an account that is, will be or was a validator."""
         return self._typed(validator_key(account), Validator)
@@ -187,13 +176,35 @@ class View:
 
 @dataclass(frozen=True)
 class State(View):
-    """Everything agreed after a block."""
+    """Everything agreed after a block.
+
+    ``used`` is what the ``spent`` records say, by author: an index that is part of no hash.  It is made when it is
+    first asked for, unless it is handed on.
+    """
 
     records: Records
+    known_used: Used | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def used(self) -> Used:
+        """The nonces that cannot be used again."""
+        if self.known_used is None:
+            object.__setattr__(self, "known_used", _compute_used(self.records))
+        assert self.known_used is not None
+        return self.known_used
 
     def supply_check(self) -> int:
         """Return the sum of every field that holds credits; equals ``network().supply`` (walks all records)."""
         return sum(map(_credits, self.records.values()))
+
+
+def _compute_used(records: Records) -> Used:
+    used: dict[str, dict[int, None]] = {}
+    for record in records.values():
+        if isinstance(record, Spent):
+            for author, nonce in record.nonces:
+                used.setdefault(author, {})[nonce] = None
+    return immutables.Map({author: immutables.Map(nonces) for author, nonces in used.items()})
 
 
 def _credits(record: StateRecord) -> int:
@@ -209,7 +220,7 @@ def _credits(record: StateRecord) -> int:
     return 0
 
 
-Mark = tuple[Records, int]
+Mark = tuple[Records, Used, int]
 
 
 class Draft(View):
@@ -218,6 +229,7 @@ class Draft(View):
     def __init__(self, state: State, context: BlockContext) -> None:
         self.base = state.records
         self.records = state.records
+        self.used = state.used
         self.context = context
         self.events: list[Event] = []
         self.entry = ""  # id of the entry being applied
@@ -246,12 +258,12 @@ class Draft(View):
 
     def mark(self) -> Mark:
         """Return a point to roll back to."""
-        return self.records, len(self.events)
+        return self.records, self.used, len(self.events)
 
     def rollback(self, mark: Mark) -> None:
         """Forget everything since ``mark``."""
-        self.records = mark[0]
-        del self.events[mark[1] :]
+        self.records, self.used, events = mark
+        del self.events[events:]
 
     def changes(self) -> Changes:
         """Return (before, after) of every record that differs from the base, by key."""

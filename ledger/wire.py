@@ -139,11 +139,14 @@ def batches(entries: Iterable[bytes]) -> list[bytes]:
     """Pack envelopes into as few Entries messages as their limits allow."""
     messages: list[bytes] = []
     batch: list[bytes] = []
+    size = 0
     for raw in entries:
-        if batch and (entries_size([*batch, raw]) > BATCH_BYTES or len(batch) == MAX_BATCH_ENTRIES):
+        added = entries_size((raw,))
+        if batch and (size + added > BATCH_BYTES or len(batch) == MAX_BATCH_ENTRIES):
             messages.append(_entries(batch))
-            batch = []
+            batch, size = [], 0
         batch.append(raw)
+        size += added
     return [*messages, _entries(batch)] if batch else messages
 
 

@@ -8,7 +8,7 @@ import immutables
 import msgspec
 
 from contracts.block import Transition
-from contracts.records import Account, Event, Genesis, Nonce, StateRecord
+from contracts.records import Account, Event, Genesis, Spent, StateRecord
 from contracts.state import BlockContext, State, genesis_state, network_id
 from gdf_market.errors import RuleError, ensure
 from gdf_market.messages import Entry, Transfer
@@ -52,7 +52,7 @@ class TransferRules:
         ensure(payer.balance >= body.amount, RuleError(f"balance {payer.balance} does not cover {body.amount}"))
         changed: dict[str, StateRecord] = {
             f"account/{body.author}": msgspec.structs.replace(payer, balance=payer.balance - body.amount),
-            nonce: Nonce(expires_ms=body.expires_ms),
+            nonce: Spent(time_ms=body.expires_ms, nonces=()),
         }
         receiver = changed.get(f"account/{body.to}", state.account(body.to))
         assert isinstance(receiver, Account)

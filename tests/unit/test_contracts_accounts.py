@@ -102,7 +102,7 @@ def test_a_nonce_is_free_again_once_no_entry_of_its_block_can_come_again() -> No
     with pytest.raises(RuleError, match=r"nonce 7 .* is used"):
         check_entry(world.state, transfer(world, 1, nonce=7), world.time_ms)
     world.block(transfer(world, 1, nonce=7), dt=1)
-    assert world.state.author(key_of("owner").account).live == 1
+    assert len(world.state.used[key_of("owner").account]) == 1
 
 
 def test_nonces_per_author_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,14 +122,15 @@ def test_nonces_are_forgotten_without_their_author() -> None:
     world.block(transfer(world, 1), transfer(world, 1, name="w1"))
     world.block(transfer(world, 1, expires_ms=world.time_ms + 1_000 + MAX_TTL_MS))
     assert world.state.get("spent/0") is not None
-    assert world.state.author(key_of("owner").account).live == 2
+    assert len(world.state.used[key_of("owner").account]) == 2
     world.block(dt=MAX_TTL_MS - 1_000)
     assert world.state.get("spent/0") is None
-    assert world.state.author(key_of("w1").account).live == 0
-    assert world.state.author(key_of("owner").account).live == 1  # one of them lives on
+    assert key_of("w1").account not in world.state.used
+    assert len(world.state.used[key_of("owner").account]) == 1  # one of them lives on
     world.block(dt=1_000)
     assert world.state.active().spent_first == world.state.active().spent_next == 2
-    assert not [key for key in world.state.records if key.startswith(("spent/", "nonce/", "author/"))]
+    assert not [key for key in world.state.records if key.startswith("spent/")]
+    assert not world.state.used
 
 
 def test_one_block_prunes_a_bounded_number_of_blocks() -> None:
