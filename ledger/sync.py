@@ -109,6 +109,8 @@ class CatchUp:
 
     def _drop_stuck(self, head: Tip, now_ms: int) -> None:
         """Forget blocks whose certificate does not come: with them, only who claims even more could be asked."""
+        if not self._buffer:
+            return
         late = self._asked is not None and now_ms >= self._deadline_ms
         alone = self._asked is None and not self._able(self._next_height(head))
         if late or alone:

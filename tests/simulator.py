@@ -34,8 +34,6 @@ from ledger.effects import (
     SaveBlocks,
     Send,
     Serve,
-    ServeLinks,
-    ServeSnapshot,
     SetTimer,
     Started,
     Submitted,
@@ -353,7 +351,8 @@ class Cluster:
             return
         for effect in effects:
             self._carry_out(name, node, effect)
-        if tamper is None and node.replica is not None:
+        saved = bool(effects) and type(effects[0]) is Save  # nothing is finalized without one
+        if saved and tamper is None and node.replica is not None:
             self.monitor.on_step(node.replica)
 
     def _decide(self, node: Node, event: ReplicaEvent) -> list[Effect]:
@@ -391,21 +390,30 @@ class Cluster:
         lost = any(isinstance(effect, Save) for effect in effects[stop:])
         self.crash(node.name, back_ms=self.random.randint(100, 2_500), lost=lost)
 
-    def _carry_out(self, name: str, node: Node, effect: Effect) -> None:  # noqa: C901 - one arm per effect
+    def _carry_out(self, name: str, node: Node, effect: Effect) -> None:
+        if isinstance(effect, Broadcast):
+            self._broadcast(name, node, effect)
+        elif isinstance(effect, Send):
+            self.transmit(name, effect.peer, effect.data)
+        elif isinstance(effect, SetTimer):
+            self._arm(name, node, effect.name, effect.at_ms)
+        elif isinstance(effect, Save):
+            node.store.save(effect.writes)
+            self._check_saved(name, effect.writes)
+        else:
+            self._note(name, node, effect)
+
+    def _broadcast(self, name: str, node: Node, effect: Broadcast) -> None:
+        data = effect.data
+        self._check_sent(name, data)
+        flood = is_flood(data)
+        for peer in self._links[name]:
+            other = self.nodes[peer]
+            if other.account != effect.exclude:
+                self._put(node, other, data, flood=flood)
+
+    def _note(self, name: str, node: Node, effect: Effect) -> None:
         match effect:
-            case Broadcast(data, exclude):
-                self._check_sent(name, data)
-                flood = is_flood(data)
-                for peer in self._links[name]:
-                    if self.nodes[peer].account != exclude:
-                        self._put(node, self.nodes[peer], data, flood=flood)
-            case Send(peer, data):
-                self.transmit(name, peer, data)
-            case SetTimer(timer, at_ms):
-                self._arm(name, node, timer, at_ms)
-            case Save(writes):
-                node.store.save(writes)
-                self._check_saved(name, writes)
             case Serve(peer, height):
                 for data in node.store.sync_messages(height):
                     self.transmit(name, peer, data, in_order=True)
@@ -416,7 +424,7 @@ class Cluster:
                     raise InvariantError(f"honest {peer} was blamed: {error!r}")
             case Refused(entry_id, error):
                 node.refused.append((entry_id, error))
-            case ServeLinks() | ServeSnapshot():
+            case _:
                 pass  # nobody here begins with a snapshot
 
     def _check_saved(self, name: str, writes: Sequence[Write]) -> None:

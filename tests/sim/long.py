@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import multiprocessing
 import os
 import signal
@@ -31,6 +32,9 @@ class Outcome:
     simulated_ms: int = 0
     messages: int = 0
     blocks: int = 0  # finalized, of the network's highest node
+    epochs: int = 0  # that ended
+    changes: int = 0  # of the validator set
+    convicted: int = 0
     error: str = ""
 
 
@@ -39,8 +43,18 @@ def run_one(seed: int) -> Outcome:
     try:
         cluster = run_seed(seed)
     except Exception as error:
-        return Outcome(seed, error=f"{type(error).__name__}: {error}")
-    return Outcome(seed, cluster.now_ms, cluster.delivered, max(cluster.heights()))
+        text = " ".join([str(error), *getattr(error, "__notes__", ())])
+        return Outcome(seed, error=f"{type(error).__name__}: {text}")
+    auditor = cluster.monitor.auditor
+    return Outcome(
+        seed,
+        cluster.now_ms,
+        cluster.delivered,
+        len(auditor.chain) - 1,
+        len(auditor.sets) - 1,
+        sum(before != after for before, after in itertools.pairwise(auditor.sets)),
+        len(auditor.convicted),
+    )
 
 
 @dataclass
@@ -53,6 +67,9 @@ class Totals:
     simulated_ms: int = 0
     messages: int = 0
     blocks: int = 0
+    epochs: int = 0
+    changes: int = 0
+    convicted: int = 0
     failed: list[int] = field(default_factory=list)
 
     def add(self, outcome: Outcome) -> None:
@@ -60,6 +77,9 @@ class Totals:
         self.simulated_ms += outcome.simulated_ms
         self.messages += outcome.messages
         self.blocks += outcome.blocks
+        self.epochs += outcome.epochs
+        self.changes += outcome.changes
+        self.convicted += outcome.convicted
         if outcome.error:
             self.failed.append(outcome.seed)
 
@@ -68,7 +88,8 @@ class Totals:
         return (
             f"{self.done} of {self.wanted} seeds, {self.done / elapsed_s:.1f} seeds/s, "
             f"{self.simulated_ms / 3_600_000:.2f} h simulated in {elapsed_s:.0f} s, "
-            f"{self.messages} messages, {self.blocks} blocks, {len(self.failed)} failed"
+            f"{self.messages} messages, {self.blocks} blocks, {self.epochs} epochs, {self.changes} changes of the set, "
+            f"{self.convicted} convicted, {len(self.failed)} failed"
         )
 
 
@@ -128,6 +149,18 @@ def show_progress(line: str) -> None:
 def run(seeds: range, workers: int) -> int:
     """Run seeds in worker processes; return the exit code."""
     totals = Totals(len(seeds), time.monotonic())
+    stopped = run_all(seeds, workers, totals)
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")
+    print(("stopped: " if stopped else "") + totals.line(time.monotonic()))
+    if totals.failed:
+        print("failed seeds:", *sorted(totals.failed))
+        return 1
+    return 130 if stopped else 0
+
+
+def run_all(seeds: range, workers: int, totals: Totals) -> bool:
+    """Run seeds in worker processes and count what they did; say whether that was stopped."""
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=prepare_worker)
     stopped = False
     try:
@@ -137,13 +170,7 @@ def run(seeds: range, workers: int) -> int:
         sys.stderr.write("\nstopping: the seeds under way end first\n")
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-    if sys.stderr.isatty():
-        sys.stderr.write("\n")
-    print(("stopped: " if stopped else "") + totals.line(time.monotonic()))
-    if totals.failed:
-        print("failed seeds:", *sorted(totals.failed))
-        return 1
-    return 130 if stopped else 0
+    return stopped
 
 
 def main() -> int:

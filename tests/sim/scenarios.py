@@ -205,5 +205,9 @@ def run_seed(seed: int) -> Cluster:
     """Run one seed and return the network for a closer look."""
     with cached_crypto():
         cluster = build(draw_plan(seed))
-        check(cluster)
+        try:
+            check(cluster)
+        except Exception as error:
+            error.add_note(f"at {cluster.now_ms} ms, after {cluster.delivered} messages; heights {cluster.heights()}")
+            raise
         return cluster
