@@ -46,6 +46,12 @@ torture: $(VENV)/.dev
 mutations: $(VENV)/.dev
 	$(BIN)/python -m tests.sim.mutations $(WRITE)
 
+# Damaged and random bytes for every decoder: make fuzz INPUTS=1000000
+.PHONY: fuzz
+INPUTS ?= 100000
+fuzz: $(VENV)/.dev
+	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.verdicts
 	$(BIN)/python -m benchmarks.network_cost
