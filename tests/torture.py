@@ -37,7 +37,7 @@ BOND = 100 * CREDIT
 ALL_AT_ONCE = 0.15  # share of kills that are a power cut
 HASTY = 0.25  # share of kills that do not wait for a payment to be final
 PATIENCE_S = 60.0  # how long the others wait for one
-WAIT_S = 180.0  # for something that a busy machine may take long for
+WAIT_S = 300.0  # for something that a busy machine may take long for
 POLL_S = 0.2
 
 
