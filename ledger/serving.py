@@ -65,9 +65,9 @@ def snapshot_message(store: LedgerStore, key: str, part: int) -> bytes:
         # JSON inside a text: its quotes are escaped, and what is not ASCII takes more bytes than characters
         size += len(encode(record)) + 1
         if size > SYNC_BYTES or len(chosen) == PAGE_RECORDS:
-            return encode(SnapshotPage(height=height, records=tuple(chosen), done=False))
+            return encode(SnapshotPage(height=height, key=key, part=part, records=tuple(chosen), done=False))
         chosen.append(record)
-    return encode(SnapshotPage(height=height, records=tuple(chosen), done=True))
+    return encode(SnapshotPage(height=height, key=key, part=part, records=tuple(chosen), done=True))
 
 
 def _parts(store: LedgerStore, key: str, part: int) -> Iterator[SnapshotRecord]:

@@ -127,8 +127,9 @@ class SnapshotSync:
 
     def on_page(self, peer: str, page: SnapshotPage, now_ms: int) -> SnapshotRequest | LinksRequest | Snapshot | None:
         """Add records; return what to ask next, or the snapshot.  Raises PeerError for records that are not it."""
-        if peer != self._peer or not self._handovers:
-            return None
+        asked = self._pages.key, self._pages.parts
+        if peer != self._peer or not self._handovers or (page.key, page.part) != asked:
+            return None  # late, or a copy: no fault
         boundary = self._handovers[-1]
         self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
         if page.height > boundary.header.height:

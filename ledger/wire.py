@@ -110,6 +110,8 @@ class SnapshotPage(Message, frozen=True, kw_only=True, tag="snapshot_page"):
     """Records in the order of their keys; ``done``: these are the last ones."""
 
     height: UInt  # of the boundary block; another one than asked for if that one is no longer held
+    key: RecordKey  # what was asked for: late pages and copies follow something else
+    part: UInt
     records: Annotated[tuple[SnapshotRecord, ...], msgspec.Meta(max_length=PAGE_RECORDS)]
     done: bool
 

@@ -1,17 +1,20 @@
-"""Catching up from peers that send blocks without ever sending the certificate that covers them."""
+"""Catching up from peers that never send the certificate that covers their blocks, or send a page of a state twice."""
 
 from __future__ import annotations
 
 import msgspec
 
+from contracts.records import Staking
+from gdf_market.codec import decode
 from ledger import limits
 from ledger.block import FINAL, Proposal, cast, certify
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import Executed
 from ledger.rules import MARKET
+from ledger.snapshot import Snapshot, SnapshotSync
 from ledger.sync import CatchUp, Peer
-from ledger.wire import SyncBlock
-from tests.simulator import START_MS, key, make_genesis
+from ledger.wire import LinksRequest, SnapshotPage, SnapshotRequest, SyncBlock
+from tests.simulator import START_MS, Cluster, key, make_genesis
 
 GENESIS = make_genesis(4)
 NETWORK = MARKET.network_id(GENESIS)
@@ -64,3 +67,25 @@ def test_blocks_of_a_peer_that_left_do_not_keep_others_from_being_asked() -> Non
     assert catch_up.take(LIAR, [item(each) for each in made], False, chain.head, chain.epoch, NOW) is None
     del catch_up.peers[LIAR]
     assert catch_up.request(chain.head, NOW + 1_000) == (HONEST, 1)
+
+
+def test_a_copy_of_a_page_is_no_fault() -> None:
+    genesis = make_genesis(1, users=12, staking=Staking(epoch_blocks=1))
+    cluster = Cluster(1, 1, genesis=genesis, rules=MARKET)
+    cluster.run(3_000)
+    store = cluster.nodes[key(1).account].store
+    assert store.boundary is not None
+    sync = SnapshotSync(genesis, MARKET.network_id(genesis), MARKET)
+    sync.offer(HONEST, store.boundary.height, NOW)
+    assert sync.request(NOW) == (HONEST, LinksRequest(epoch=0))
+    sync.on_links(HONEST, 0, store.links, NOW)
+    sync.on_links(HONEST, len(store.links), (), NOW)
+    page = decode(store.snapshot_message("", 0), SnapshotPage)
+    assert not page.done
+    asked = sync.on_page(HONEST, page, NOW)
+    assert isinstance(asked, SnapshotRequest)
+    assert sync.on_page(HONEST, page, NOW) is None
+    following = decode(store.snapshot_message(asked.key, asked.part), SnapshotPage)
+    found = sync.on_page(HONEST, following, NOW)
+    assert isinstance(found, Snapshot)
+    assert found.tip.hash == store.boundary.hash
