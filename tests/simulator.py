@@ -32,8 +32,11 @@ from ledger.effects import (
     ReplicaEvent,
     Save,
     SaveBlocks,
+    SaveSnapshot,
     Send,
     Serve,
+    ServeLinks,
+    ServeSnapshot,
     SetTimer,
     Started,
     Submitted,
@@ -146,6 +149,8 @@ class Node:
     finalized: list[Finalized] = field(default_factory=list)
     got: set[bytes] = field(default_factory=set)  # in this life
     down: bool = False  # stays down until its time has come, whatever heals
+    from_snapshot: bool = False  # a new ledger begins with one
+    keep_epochs: int | None = None  # older blocks are deleted
 
     @property
     def account(self) -> str:
@@ -300,7 +305,14 @@ class Cluster:
             return
         if name not in self.byzantine:
             self.monitor.on_restart(node.store)
-        node.replica = Replica(self.genesis, node.key, node.store.restored(), rules=self.rules)
+        node.replica = Replica(
+            self.genesis,
+            node.key,
+            node.store.restored(),
+            rules=self.rules,
+            from_snapshot=node.from_snapshot,
+            keep_epochs=node.keep_epochs,
+        )
         node.timers, node.got = {}, set()
         node.life += 1
         self.step(name, Started())
@@ -424,8 +436,10 @@ class Cluster:
                     raise InvariantError(f"honest {peer} was blamed: {error!r}")
             case Refused(entry_id, error):
                 node.refused.append((entry_id, error))
-            case _:
-                pass  # nobody here begins with a snapshot
+            case ServeLinks(peer, epoch):
+                self.transmit(name, peer, node.store.links_message(epoch), in_order=True)
+            case ServeSnapshot(peer, record, part):
+                self.transmit(name, peer, node.store.snapshot_message(record, part), in_order=True)
 
     def _check_saved(self, name: str, writes: Sequence[Write]) -> None:
         if name in self.byzantine:
@@ -433,6 +447,8 @@ class Cluster:
         for write in writes:
             if isinstance(write, SaveBlocks):
                 self.monitor.on_saved(write, START_MS + self.now_ms)
+            elif isinstance(write, SaveSnapshot):
+                self.monitor.auditor.on_snapshot(write)
 
     def _check_sent(self, name: str, data: bytes) -> None:
         assert len(data) <= 65_536, "every message fits into one frame"

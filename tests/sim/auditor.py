@@ -19,7 +19,7 @@ from gdf_market.errors import GdfError
 from gdf_market.messages import Evidence, open_entry
 from gdf_market.statements import set_hash, signer
 from ledger.block import FINAL, NOTAR, SKIP, Block, Certificate, Vote, genesis_beacon
-from ledger.effects import SaveBlocks
+from ledger.effects import SaveBlocks, SaveSnapshot
 from ledger.limits import MAX_CLOCK_AHEAD_MS
 from ledger.rules import Rules
 from ledger.state_hash import StateHash
@@ -100,6 +100,16 @@ class Auditor:
         require((write.next is not None) == (tip.height % self.blocks == 0), f"an epoch ends at height {tip.height}")
         if write.next is not None:
             require(write.next.validators == self.sets[write.next.number], "the next epoch has another set")
+
+    def on_snapshot(self, write: SaveSnapshot) -> None:
+        """Check a state from which a node begins."""
+        height = write.tip.height
+        require(height < len(self.chain), f"a snapshot of block {height}, which is not final")
+        agreed = self.chain[height]
+        require(write.tip.hash == agreed.hash, f"a snapshot of another block {height}")
+        require(write.tip.state.records == agreed.state.records, f"a snapshot of another state at height {height}")
+        require(write.tip.sum.root() == agreed.sum.root(), f"two state roots at height {height}")
+        require(write.next.validators == self.sets[write.next.number], "the snapshot's epoch has another set")
 
     def _audit(self, block: Block, clock_ms: int) -> None:
         header, parent = block.header, self.chain[-1]

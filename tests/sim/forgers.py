@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from contracts.records import Account
 from gdf_market import merkle
 from gdf_market.codec import encode
 from gdf_market.messages import Entry, Transfer, seal
@@ -26,7 +27,7 @@ from ledger.block import (
     open_block,
     seal_block,
 )
-from ledger.effects import Broadcast, Effect, Send, Serve
+from ledger.effects import Broadcast, Effect, Send, Serve, ServeLinks, ServeSnapshot
 from tests.sim import attackers
 from tests.sim.attackers import (
     messages,
@@ -39,7 +40,7 @@ from tests.sim.attackers import (
 )
 from tests.sim.caches import READ
 from tests.sim.monitor import read_header
-from tests.simulator import Cluster, Tamper
+from tests.simulator import Cluster, Tamper, key
 
 WRONG_HASH = "5a" * 32
 
@@ -317,6 +318,39 @@ def false_history_somehow(cluster: Cluster, name: str, effects: list[Effect]) ->
     return false_history(cluster.random.choice(STYLES), cluster, name, effects)
 
 
+def false_snapshot(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
+    """Answer requests for a snapshot with a state in which we are richer, and for links with other links."""
+    store = cluster.nodes[name].store
+    forged: list[Effect] = []
+    for effect in effects:
+        if isinstance(effect, ServeSnapshot):
+            page = READ(store.snapshot_message(effect.key, effect.part))
+            assert isinstance(page, wire.SnapshotPage)
+            records = tuple(_richer(each, name) for each in page.records)
+            forged.append(Send(effect.peer, encode(msgspec.structs.replace(page, records=records))))
+        elif isinstance(effect, ServeLinks) and cluster.random.random() < 0.2:
+            forged.append(Send(effect.peer, damaged(cluster, store.links_message(effect.epoch))))
+        else:
+            forged.append(effect)
+    return forged
+
+
+def _richer(record: wire.SnapshotRecord, name: str) -> wire.SnapshotRecord:
+    if not record.key.startswith("account/"):
+        return record
+    account = msgspec.json.decode(record.value, type=Account)
+    change = 7 if record.key == f"account/{name}" else 0
+    if record.key == "account/" + _payer(name):
+        change = -7
+    changed = msgspec.structs.replace(account, balance=account.balance + change)
+    return msgspec.structs.replace(record, value=encode(changed).decode())
+
+
+def _payer(name: str) -> str:
+    """Return whose credits go to a forger: another user's, so that the supply still adds up."""
+    return next(key(number).account for number in (101, 102) if key(number).account != name)
+
+
 def garbage(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:
     """Send random bytes, and one's messages with some bytes altered or missing."""
     forged = list(effects)
@@ -384,6 +418,7 @@ ATTACKS: tuple[Tamper, ...] = (
     forge_votes,
     stale,
     false_history_somehow,
+    false_snapshot,
     garbage,
     at_the_boundary,
     mixture,

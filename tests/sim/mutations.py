@@ -32,6 +32,7 @@ LOSSY = Faults(until_ms=6_000, loss=0.3, delay_ms=(5, 200), spikes=0.1, partitio
 CRASHES = Faults(until_ms=6_000, loss=0.1, delay_ms=(5, 100), crash=0.05, echo=0.2)
 FRAGILE = Faults(until_ms=3_000, delay_ms=(5, 20), crash=0.2, echo=0.2)
 POWER = Faults(until_ms=6_000, loss=0.3, delay_ms=(5, 200), crash=0.01, power_cuts=6, echo=0.2)
+ARRIVALS = ((2_000, 4, "arrive"), (2_500, 5, "arrive"), (3_000, 6, "arrive"))
 JOINS = ((300, 4, "join"), (350, 5, "join"), (400, 6, "join"))
 
 
@@ -224,6 +225,14 @@ CASES = {
         allow("comes with a certificate of something else"),
         named(forgers.false_history, "borrowed certificate"),
         faults=ROUGH,
+    ),
+    "any snapshot": Case(
+        "a snapshot gives the state root of its block",
+        allow("the records give state"),
+        forgers.false_snapshot,
+        others=3,
+        epoch_blocks=3,
+        moves=ARRIVALS,
     ),
     "look away": Case("equivocation is reported", weaken.look_away, attackers.equivocate),
     "look away from twins": Case("two nodes with one key are reported", weaken.look_away, twins=True, faults=LOSSY),

@@ -42,7 +42,8 @@ class Plan:
     attackers: dict[int, Tamper] = field(default_factory=dict)
     twins: tuple[int, ...] = ()
     ring: bool = False
-    moves: tuple[tuple[int, int, str], ...] = ()  # (time, position of a node, join | leave | down)
+    moves: tuple[tuple[int, int, str], ...] = ()  # (time, position of a node, join | leave | down | arrive)
+    pruning: tuple[int, ...] = ()  # positions of nodes that keep the blocks of one epoch only
     transfers: int = 12
 
 
@@ -87,6 +88,7 @@ def draw_plan(seed: int) -> Plan:
         twins=twins,
         ring=ring,
         moves=_draw_moves(chance, validators, others, {*attackers, *twins}, chaos_ms),
+        pruning=_draw_pruning(chance, validators, {*attackers, *twins}) if not ring else (),
     )
 
 
@@ -113,7 +115,16 @@ def _draw_moves(
             moves.append((chance.randint(100, chaos_ms), index, "leave"))
     if chance.random() < 0.3:
         moves.append((chance.randint(100, chaos_ms), chance.randrange(validators + others), "down"))
+    for index in range(validators, validators + others):
+        if chance.random() < 0.3:
+            moves.append((chance.randint(500, chaos_ms), index, "arrive"))
     return tuple(moves)
+
+
+def _draw_pruning(chance: random.Random, validators: int, bad: set[int]) -> tuple[int, ...]:
+    """Return who forgets old blocks: somebody honest keeps them for those who were away."""
+    honest = [index for index in range(validators) if index not in bad]
+    return tuple(honest[1:]) if chance.random() < 0.3 else ()
 
 
 def build(plan: Plan, *, store: type[MemoryStore] = MemoryStore, send_before_save: bool = False) -> Cluster:
@@ -143,8 +154,13 @@ def build(plan: Plan, *, store: type[MemoryStore] = MemoryStore, send_before_sav
         send_before_save=send_before_save,
     )
     names = list(cluster.nodes)
+    for index in plan.pruning:
+        cluster.nodes[names[index]].keep_epochs = 1
     for at_ms, index, what in plan.moves:
-        if what == "down":
+        if what == "arrive":
+            cluster.nodes[names[index]].from_snapshot = True
+            cluster.take_down(names[index], at_ms)
+        elif what == "down":
             cluster.at(at_ms, cluster.take_down, names[index], plan.faults.until_ms)
         else:
             cluster.at(at_ms, ask, cluster, names[index], what)
