@@ -50,19 +50,23 @@ class Plan:
 def draw_plan(seed: int) -> Plan:
     """Return the plan of a seed."""
     chance = random.Random(seed)
+    if chance.random() < 0.03:
+        return draw_absence(seed, chance)
     validators = chance.choice((1, 2, 3, 4, 4, 4, 4, 5, 7))
     others = chance.choice((0, 0, 1, 1, 2, 3))
     attackers, twins = _draw_attackers(chance, validators)
     bad = len(attackers) + len(twins)
+    strangers = [index for index in range(validators, validators + others) if chance.random() < 0.1]
+    outside = {index: chance.choice(ATTACKS) for index in strangers}
     chaos_ms = chance.choice((CHAOS_MS, CHAOS_MS, CHAOS_MS, 2 * CHAOS_MS))
     staking = Staking(
-        epoch_blocks=chance.choice((2, 3, 3, 5, 5, 8, 12, 1_000)),
+        epoch_blocks=chance.choice((1, 2, 2, 3, 3, 5, 8, 12, 1_000)),
         bond=BOND,
         floor=max(1, 3 * bad + 1),  # honest members may not leave an attacker a third of the set
         silent_epochs=chance.choice((1, 2, 3)),
         evidence_epochs=chance.choice((2, 24)),
     )
-    ring = chance.random() < 0.2 and not bad  # with an incomplete mesh an attacker could cut it
+    ring = chance.random() < 0.2 and not bad and not outside  # with an incomplete mesh an attacker could cut it
     faults = Faults(
         until_ms=chaos_ms,
         loss=chance.choice((0.0, 0.02, 0.1, 0.3)),
@@ -84,11 +88,37 @@ def draw_plan(seed: int) -> Plan:
         block_ms=chance.choice((50, 200)),
         entry_fee=chance.choice((0, 100)),
         faults=faults,
-        attackers=attackers,
+        attackers=attackers | outside,
         twins=twins,
         ring=ring,
-        moves=_draw_moves(chance, validators, others, {*attackers, *twins}, chaos_ms),
+        moves=_draw_moves(chance, validators, others, {*attackers, *twins, *outside}, chaos_ms),
         pruning=_draw_pruning(chance, validators, {*attackers, *twins}) if not ring else (),
+    )
+
+
+def draw_absence(seed: int, chance: random.Random) -> Plan:
+    """Return a network in which one validator is away for so long that it is evicted, while another may join."""
+    validators = chance.choice((4, 4, 5))
+    until_ms = 3 * CHAOS_MS
+    moves = [(chance.randint(200, 1_000), chance.randrange(validators), "down")]
+    if chance.random() < 0.5:
+        moves.append((chance.randint(100, until_ms // 2), validators, "join"))
+    return Plan(
+        seed,
+        validators,
+        1,
+        Staking(epoch_blocks=2 * validators + 2, bond=BOND, floor=chance.choice((1, validators - 1)), silent_epochs=1),
+        block_ms=50,
+        entry_fee=100,
+        faults=Faults(
+            until_ms=until_ms,
+            loss=chance.choice((0.0, 0.02)),
+            delay_ms=(5, 30),
+            crash=chance.choice((0.0, 0.002)),
+            echo=0.05,
+        ),
+        moves=tuple(moves),
+        transfers=80,
     )
 
 
@@ -108,7 +138,7 @@ def _draw_moves(
 ) -> tuple[tuple[int, int, str], ...]:
     moves = []
     for index in range(validators, validators + others):
-        if chance.random() < 0.8:
+        if index not in bad and chance.random() < 0.8:
             moves.append((chance.randint(50, chaos_ms), index, "join"))
     for index in range(validators + others):
         if index not in bad and chance.random() < 0.15:
@@ -116,7 +146,7 @@ def _draw_moves(
     if chance.random() < 0.3:
         moves.append((chance.randint(100, chaos_ms), chance.randrange(validators + others), "down"))
     for index in range(validators, validators + others):
-        if chance.random() < 0.3:
+        if index not in bad and chance.random() < 0.3:
             moves.append((chance.randint(500, chaos_ms), index, "arrive"))
     return tuple(moves)
 
@@ -199,7 +229,7 @@ def check(cluster: Cluster) -> None:
     """
     healed_ms = cluster.faults.until_ms
     cluster.run(healed_ms + 100)
-    late = [entry.id for entry in (submit(cluster, number) for number in range(100, 103)) if entry is not None]
+    late = [entry.id for entry in (submit(cluster, number) for number in range(1_000, 1_003)) if entry is not None]
     assert len(late) == 3
     slot = max(node.replica._quorum.frontier for node in cluster.honest() if node.replica is not None)
     _wait(cluster, healed_ms + PATIENCE_MS, lambda: cluster.finalized_everywhere(late), "agreement")
