@@ -23,6 +23,14 @@ def test_agreement(seed: int) -> None:
         raise
 
 
+@pytest.mark.parametrize("seed", [3, 9, 27])
+def test_a_seed_repeats_itself_to_the_last_event(seed: int) -> None:
+    first, second = run_seed(seed), run_seed(seed)
+    assert first.delivered == second.delivered
+    assert first.now_ms == second.now_ms
+    assert [each.hash for each in first.monitor.auditor.chain] == [each.hash for each in second.monitor.auditor.chain]
+
+
 if __name__ == "__main__":
     for argument in sys.argv[1:]:
         print(draw_plan(int(argument)))
