@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from contracts.records import Staking
-from tests.sim import attackers, forgers, weaken
-from tests.sim.forgers import named
+from tests.sim import attackers, forgers, liars, weaken, weaken_blocks
+from tests.sim.attacks import named
 from tests.sim.memory import TornStore
 from tests.sim.scenarios import BOND, Plan, build, check
 from tests.sim.weaken import allow
@@ -171,14 +171,16 @@ CASES = {
         faults=LOSSY,
     ),
     "any leader": Case("only the slot's leader proposes", allow("belongs to"), attackers.usurp),
-    "any height": Case("a block's height follows from its parent's", weaken.any_height, named(forgers.lie, "height")),
+    "any height": Case(
+        "a block's height follows from its parent's", weaken_blocks.any_height, named(forgers.lie, "height")
+    ),
     "any parent time": Case(
         "a block's time is after its parent's", allow("is not after its parent's"), named(forgers.lie, "time_ms")
     ),
-    "any time": Case("no vote for a block from the future", weaken.any_time, attackers.fast_clock),
-    "any epoch": Case("a block names its epoch", weaken.any_epoch, named(forgers.lie, "epoch")),
+    "any time": Case("no vote for a block from the future", weaken_blocks.any_time, attackers.fast_clock),
+    "any epoch": Case("a block names its epoch", weaken_blocks.any_epoch, named(forgers.lie, "epoch")),
     "any beacon": Case(
-        "the beacon follows from a VRF proof of the leader", weaken.any_beacon, named(forgers.lie, "beacon")
+        "the beacon follows from a VRF proof of the leader", weaken_blocks.any_beacon, named(forgers.lie, "beacon")
     ),
     "any entries": Case(
         "a header names its entries", allow("do not match its header"), named(forgers.lie, "entries_root")
@@ -191,13 +193,13 @@ CASES = {
     ),
     "earlier set": Case(
         "the next set is the one in the boundary block's state",
-        weaken.earlier_set,
+        weaken_blocks.earlier_set,
         others=3,
         epoch_blocks=3,
         moves=JOINS,
     ),
     "root at closing block": Case(
-        "an epoch is rooted at the boundary block", weaken.root_at_closing_block, epoch_blocks=2, faults=LOSSY
+        "an epoch is rooted at the boundary block", weaken_blocks.root_at_closing_block, epoch_blocks=2, faults=LOSSY
     ),
     "closing blocks with entries": Case(
         "closing blocks are empty",
@@ -208,36 +210,40 @@ CASES = {
         first=7,
     ),
     "closing blocks that change the state": Case(
-        "closing blocks change nothing", weaken.no_boundary, epoch_blocks=2, faults=LOSSY
+        "closing blocks change nothing", weaken_blocks.no_boundary, epoch_blocks=2, faults=LOSSY
     ),
     "no change limit": Case(
-        "at most a third of the set changes", weaken.no_change_limit, others=3, epoch_blocks=12, moves=JOINS
+        "at most a third of the set changes", weaken_blocks.no_change_limit, others=3, epoch_blocks=12, moves=JOINS
     ),
     "sync without a chain": Case(
         "fetched blocks hang together",
         allow("does not follow the one before it"),
-        named(forgers.false_history, "another block"),
+        named(liars.false_history, "another block"),
         faults=ROUGH,
         first=12,
     ),
     "sync with any certificate": Case(
         "a certificate covers the fetched blocks",
         allow("comes with a certificate of something else"),
-        named(forgers.false_history, "borrowed certificate"),
+        named(liars.false_history, "borrowed certificate"),
         faults=ROUGH,
     ),
     "any snapshot": Case(
         "a snapshot gives the state root of its block",
         allow("the records give state"),
-        forgers.false_snapshot,
+        liars.false_snapshot,
         others=3,
         epoch_blocks=3,
         moves=ARRIVALS,
     ),
-    "look away": Case("equivocation is reported", weaken.look_away, attackers.equivocate),
-    "look away from twins": Case("two nodes with one key are reported", weaken.look_away, twins=True, faults=LOSSY),
-    "forget evidence": Case("evidence survives a restart", weaken.forget_evidence, attackers.whisper, faults=FRAGILE),
-    "convict the honest": Case("evidence convicts nobody honest", weaken.convict_the_honest, faults=LOSSY),
+    "look away": Case("equivocation is reported", weaken_blocks.look_away, attackers.equivocate),
+    "look away from twins": Case(
+        "two nodes with one key are reported", weaken_blocks.look_away, twins=True, faults=LOSSY
+    ),
+    "forget evidence": Case(
+        "evidence survives a restart", weaken_blocks.forget_evidence, attackers.whisper, faults=FRAGILE
+    ),
+    "convict the honest": Case("evidence convicts nobody honest", weaken_blocks.convict_the_honest, faults=LOSSY),
 }
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from contracts.records import Staking
 from gdf_market.messages import Entry, ValidatorJoin, ValidatorLeave, seal
 from ledger.rules import MARKET
-from tests.sim.forgers import ATTACKS
+from tests.sim.attacks import ATTACKS
 from tests.simulator import (
     Cluster,
     Faults,
@@ -80,6 +80,8 @@ def draw_plan(seed: int) -> Plan:
         jumps=chance.choice((0, 0, 2)),
         echo=chance.choice((0.02, 0.02, 0.05, 0.05, 0.1, 0.1, 0.3, 1.0)),
     )
+    moves = _draw_moves(chance, validators, others, {*attackers, *twins, *outside}, chaos_ms)
+    # in a ring, who has no old blocks must not stand between others and those who have them
     return Plan(
         seed,
         validators,
@@ -91,7 +93,7 @@ def draw_plan(seed: int) -> Plan:
         attackers=attackers | outside,
         twins=twins,
         ring=ring,
-        moves=_draw_moves(chance, validators, others, {*attackers, *twins, *outside}, chaos_ms),
+        moves=tuple(move for move in moves if not (ring and move[2] == "arrive")),
         pruning=_draw_pruning(chance, validators, {*attackers, *twins}) if not ring else (),
     )
 
