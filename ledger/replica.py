@@ -331,7 +331,7 @@ class Replica:
         if known is None:
             return
         self._moot = self._snapshots is None and (known.height, known.oldest) == (status.height, status.oldest)
-        known.height, known.oldest = status.height, status.oldest
+        known.height, known.oldest, known.snapshot = status.height, status.oldest, status.snapshot
         if self._snapshots is not None:
             self._snapshots.offer(peer, status.snapshot, self._now)
         if status.height > self.height or not known.may_help(self._now):
@@ -384,6 +384,10 @@ class Replica:
 
     def _catch_up_now(self) -> None:
         """Ask for what others have and we lack: a snapshot first, if we want one and somebody has it."""
+        if self._snapshots is None and self._catch_up.is_cut_off(self._chain.head, self._now):
+            self._snapshots = SnapshotSync(self.genesis, self.network, self._rules)
+            for name, peer in self._catch_up.peers.items():
+                self._snapshots.offer(name, peer.snapshot, self._now)
         if self._snapshots is not None:
             wanted = self._snapshots.request(self._now)
             if wanted is not None:

@@ -27,6 +27,7 @@ class Peer:
 
     height: int = 0
     oldest: int = 1  # from which height on it holds all blocks
+    snapshot: int = 0  # the boundary block whose state it can send; 0 if none
     helped_ms: int = -limits.HELP_INTERVAL_MS
     asked_ms: int = -1  # when it was last asked for blocks
     serve_second: int = -1
@@ -67,6 +68,7 @@ class CatchUp:
         self._source: str | None = None  # who sent what is in the buffer: nobody else's blocks are mixed in
         self._deadline_ms = 0
         self._behind_ms: int | None = None
+        self._cut_off_ms: int | None = None  # since when nobody ahead holds the next block
 
     def _next_height(self, head: Tip) -> int:
         while self._buffer and self._buffer[0].header.height <= head.height:
@@ -124,7 +126,18 @@ class CatchUp:
 
     def deadline(self, head: Tip) -> int | None:
         """Return when ``request`` is to be called again."""
-        return self._due_ms(self._next_height(head)) if self.is_behind(head) else None
+        if self.is_behind(head):
+            return self._due_ms(self._next_height(head))
+        return self._cut_off_ms + limits.CUT_OFF_MS if self._cut_off_ms is not None else None
+
+    def is_cut_off(self, head: Tip, now_ms: int) -> bool:
+        """Say whether for some time peers were ahead of which none holds the next block: all have pruned it."""
+        wanted = self._next_height(head)
+        if self._able(wanted) or all(peer.height < wanted for peer in self.peers.values()):
+            self._cut_off_ms = None
+        elif self._cut_off_ms is None:
+            self._cut_off_ms = now_ms
+        return self._cut_off_ms is not None and now_ms >= self._cut_off_ms + limits.CUT_OFF_MS
 
     def take(
         self, peer: str, items: Sequence[SyncBlock], more: bool, head: Tip, epoch: Epoch, now_ms: int

@@ -52,13 +52,15 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Maker]:
 class Pair:
     """An archive and a new node, each with its real file, and the messages between them."""
 
-    def __init__(self, archive: LedgerStore, path: Path, *, alter: Answer = lambda data: data) -> None:
+    def __init__(
+        self, archive: LedgerStore, path: Path, *, alter: Answer = lambda data: data, from_snapshot: bool = True
+    ) -> None:
         self.now_ms = START_MS + 20_000
         self.stores = {ARCHIVE: archive, NEWCOMER: LedgerStore(path)}
         self.stores[NEWCOMER].create(GENESIS)
         self.nodes = {
             ARCHIVE: Replica(GENESIS, None, archive.restored()),
-            NEWCOMER: Replica(GENESIS, None, self.stores[NEWCOMER].restored(), from_snapshot=True),
+            NEWCOMER: Replica(GENESIS, None, self.stores[NEWCOMER].restored(), from_snapshot=from_snapshot),
         }
         self.blamed: list[Misbehaved] = []
         self.saved: list[Save] = []
@@ -325,6 +327,22 @@ def test_a_pruned_node_is_not_asked_for_what_it_lacks(maker: Maker, tmp_path: Pa
     assert not any(isinstance(effect, Send) and b"sync_request" in effect.data for effect in effects)
     asked = node.step(Received(NEWCOMER, encode(wire.SyncRequest(height=2))), START_MS + 75_000)
     assert not any(isinstance(effect, Serve) for effect in asked)
+    store.close()
+
+
+def test_where_everybody_has_pruned_a_snapshot_is_the_only_way(maker: Maker, tmp_path: Path) -> None:
+    """A node that gave up, or never asked for one, would else wait for ever, and with it perhaps a whole network."""
+    store = LedgerStore(tmp_path / "pruned.sqlite")
+    store.create(GENESIS)
+    pruned(store, 1, maker)
+    pair = Pair(store, tmp_path / "new.sqlite", from_snapshot=False)
+    pair.meet()
+    pair.wait(limits.CUT_OFF_MS - 1_000)
+    assert (pair.newcomer.height, pair.asked) == (0, [])
+    pair.wait(1_000)
+    pair.wait(1_000)
+    assert (pair.newcomer.height, pair.newcomer.head) == (11, maker.chain.head.hash)
+    assert pair.blamed == []
     store.close()
 
 
