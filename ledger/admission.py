@@ -54,6 +54,10 @@ class Admission:
         self._seen.add(entry.raw)
         return effects
 
+    def is_news(self, raws: Sequence[bytes]) -> bool:
+        """Say whether any of these envelopes was not looked at yet."""
+        return any(raw not in self._seen for raw in raws)
+
     def receive(self, peer: str, raws: Sequence[bytes], tip: Tip, now_ms: int) -> list[Effect]:
         """Take a peer's batch; raises PeerError for a malformed envelope, a bad signature, or a flood."""
         self._check_flood(peer, now_ms)

@@ -249,6 +249,7 @@ class Replica:
                 self._on_certificate(peer, message, data)
             case wire.Entries():
                 raws = [bytes(raw) for raw in message.entries]
+                self._moot = not self._admission.is_news(raws)
                 self._effects += self._admission.receive(peer, raws, self._tip(), self._now)
             case wire.Status():
                 self._on_status(peer, message)

@@ -44,7 +44,7 @@ class Plan:
     ring: bool = False
     moves: tuple[tuple[int, int, str], ...] = ()  # (time, position of a node, join | leave | down | arrive)
     pruning: tuple[int, ...] = ()  # positions of nodes that keep the blocks of one epoch only
-    transfers: int = 12
+    transfers: int = 8
 
 
 def draw_plan(seed: int) -> Plan:
@@ -53,7 +53,7 @@ def draw_plan(seed: int) -> Plan:
     if chance.random() < 0.03:
         return draw_absence(seed, chance)
     validators = chance.choice((1, 2, 3, 4, 4, 4, 4, 5, 7))
-    others = chance.choice((0, 0, 1, 1, 2, 3))
+    others = chance.choice((0, 0, 0, 1, 1, 2, 3))
     attackers, twins = _draw_attackers(chance, validators)
     bad = len(attackers) + len(twins)
     strangers = [index for index in range(validators, validators + others) if chance.random() < 0.1]
@@ -78,7 +78,7 @@ def draw_plan(seed: int) -> Plan:
         power_cuts=chance.choice((0, 0, 0, 1)),
         skew_ms=chance.choice((300, 300, 2_000)),
         jumps=chance.choice((0, 0, 2)),
-        echo=chance.choice((0.02, 0.02, 0.05, 0.05, 0.1, 0.1, 0.3, 1.0)),
+        echo=chance.choice((0.02, 0.02, 0.02, 0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.3, 0.3, 1.0)),
     )
     moves = _draw_moves(chance, validators, others, {*attackers, *twins, *outside}, chaos_ms)
     # in a ring, who has no old blocks must not stand between others and those who have them
