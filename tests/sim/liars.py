@@ -34,7 +34,10 @@ def false_history(style: str, cluster: Cluster, name: str, effects: list[Effect]
             continue
         status = READ(effect.data) if isinstance(effect, Broadcast) else None
         if isinstance(status, wire.Status):
-            higher = msgspec.structs.replace(status, height=status.height + cluster.random.randint(1, 3))
+            height = status.height + cluster.random.randint(1, 3)
+            higher = msgspec.structs.replace(status, height=height)
+            if style == "pruned":  # nobody could get the next block from us
+                higher = msgspec.structs.replace(higher, oldest=height, snapshot=height)
             forged.append(Broadcast(encode(higher)))
             continue
         forged.append(effect)
@@ -117,7 +120,7 @@ def _own_chain(cluster: Cluster, name: str) -> list[wire.SyncBlock]:
     return [wire.SyncBlock(block=proposal, certificate=certificate)]
 
 
-STYLES = ("own chain", "gap", "no certificate", "another block", "borrowed certificate")
+STYLES = ("own chain", "gap", "no certificate", "another block", "borrowed certificate", "pruned")
 
 
 def false_history_somehow(cluster: Cluster, name: str, effects: list[Effect]) -> list[Effect]:

@@ -81,7 +81,6 @@ def draw_plan(seed: int) -> Plan:
         echo=chance.choice((0.02, 0.02, 0.02, 0.05, 0.05, 0.05, 0.1, 0.1, 0.1, 0.3, 0.3, 1.0)),
     )
     moves = _draw_moves(chance, validators, others, {*attackers, *twins, *outside}, chaos_ms)
-    # in a ring, who has no old blocks must not stand between others and those who have them
     return Plan(
         seed,
         validators,
@@ -93,8 +92,8 @@ def draw_plan(seed: int) -> Plan:
         attackers=attackers | outside,
         twins=twins,
         ring=ring,
-        moves=tuple(move for move in moves if not (ring and move[2] == "arrive")),
-        pruning=_draw_pruning(chance, validators, {*attackers, *twins}) if not ring else (),
+        moves=moves,
+        pruning=_draw_pruning(chance, validators, {*attackers, *twins}),
     )
 
 
