@@ -17,6 +17,7 @@ from gdf_market.commands.session import load_identity, with_client
 from gdf_market.errors import InsufficientCreditsError, UsageError
 from gdf_market.units import format_credits
 from ledger.block import quorum_size
+from ledger.explorer.validators import ValidatorLine
 from ledger.store import LedgerStore
 from ledger.tables import BlockRow
 
@@ -24,19 +25,6 @@ from ledger.tables import BlockRow
 @click.group()
 def validator() -> None:
     """Show who agrees on blocks; join and leave them."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """An account that is, waits to be, or was a validator; ``stake`` in micro-credits, ``proposed`` in this epoch."""
-
-    account: str
-    status: str  # member | leaving | convicted | candidate | unlocking
-    stake: int
-    proposed: int
-    silent_epochs: int
-    since_epoch: int
-    unlock_epoch: int
 
 
 @dataclass(frozen=True)
@@ -49,9 +37,9 @@ class Overview:
     quorum: int
     bond: int
     floor: int
-    members: list[Line]
-    candidates: list[Line]
-    unlocking: list[Line]
+    members: list[ValidatorLine]
+    candidates: list[ValidatorLine]
+    unlocking: list[ValidatorLine]
 
 
 def overview_of(store: LedgerStore) -> Overview:
@@ -61,7 +49,7 @@ def overview_of(store: LedgerStore) -> Overview:
     blocks = network.staking.epoch_blocks
     proposed = _proposed(store, network.epoch * blocks + 1)
 
-    def lines(accounts: tuple[str, ...]) -> list[Line]:
+    def lines(accounts: tuple[str, ...]) -> list[ValidatorLine]:
         return [_line(state, network, account, proposed.get(account, 0)) for account in accounts]
 
     return Overview(
@@ -83,7 +71,7 @@ def _proposed(store: LedgerStore, first: int) -> dict[str, int]:
     return dict(store.all(query.group_by(BlockRow.proposer)))
 
 
-def _line(state: State, network: Network, account: str, proposed: int) -> Line:
+def _line(state: State, network: Network, account: str, proposed: int) -> ValidatorLine:
     record = state.validator(account) or Validator(status="member")
     status = record.status
     if record.convicted:
@@ -91,7 +79,7 @@ def _line(state: State, network: Network, account: str, proposed: int) -> Line:
     elif account in network.leaving:
         status = "leaving"
     stake = state.account(account).stake
-    return Line(account, status, stake, proposed, record.silent, record.since_epoch, record.unlock_epoch)
+    return ValidatorLine(account, status, stake, proposed, record.silent, record.since_epoch, record.unlock_epoch)
 
 
 @validator.command(name="list")
@@ -126,7 +114,7 @@ def list_(app: App) -> None:
     app.emit(asdict(found), text)
 
 
-def _silent(line: Line) -> str:
+def _silent(line: ValidatorLine) -> str:
     return str(line.silent_epochs) if line.silent_epochs else ""
 
 
