@@ -36,6 +36,7 @@ RECORD_PART_CHARS = 16_384  # a longer record of a snapshot travels in parts
 MAX_SNAPSHOT_RECORDS = 20_000_000
 MAX_SNAPSHOT_BYTES = 8 << 30  # of record values; memory holds them anyway once they are the state
 SNAPSHOT_WAIT_MS = 4_000  # how long a new node waits for somebody who offers a snapshot
+SNAPSHOT_RESTARTS = 8  # epochs that may end while a snapshot is fetched, before blocks are fetched instead
 CUT_OFF_MS = 10_000  # how long nobody ahead may hold the next block before a node takes a snapshot instead
 HELP_BLOCKS = 8  # blocks resent in answer to one status
 HELP_VOTES = 256  # votes resent in answer to one status

@@ -111,6 +111,7 @@ class Replica:
         self._catch_up = CatchUp(self.network)
         new = from_snapshot and head.height == 0
         self._snapshots = SnapshotSync(genesis, self.network, rules) if new else None
+        self._fallback = False  # the snapshot is wanted for want of blocks
         self._keep_epochs = keep_epochs
         self._oldest = restored.oldest if restored is not None else 1
         self._now = 0
@@ -387,8 +388,11 @@ class Replica:
         """Ask for what others have and we lack: a snapshot first, if we want one and somebody has it."""
         if self._snapshots is None and self._catch_up.is_cut_off(self._chain.head, self._now):
             self._snapshots = SnapshotSync(self.genesis, self.network, self._rules)
+            self._fallback = True
             for name, peer in self._catch_up.peers.items():
                 self._snapshots.offer(name, peer.snapshot, self._now)
+        elif self._fallback and self._catch_up.is_behind(self._chain.head):
+            self._snapshots = None  # somebody holds the next block after all
         if self._snapshots is not None:
             wanted = self._snapshots.request(self._now)
             if wanted is not None:

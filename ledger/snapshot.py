@@ -5,6 +5,8 @@ Rules kept here:
 2. Records count only together, when their hash is the state root in that block's certified header and their credits
    add up to the supply.  Until then nothing is kept but memory, which is bounded.
 3. One peer is asked at a time; one that does not deliver, or delivers something else, is passed over.
+4. Peers hold the state of their last boundary block only.  Where epochs end faster than a snapshot arrives, the chase
+   stops after a number of them, and blocks are fetched instead.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ class SnapshotSync:
         self._deadline_ms = 0
         self._pages = _Pages()
         self._handovers: list[Handover] = []
+        self._restarts = 0  # times that an epoch ended before all records of its beginning had come
         self.given_up = False
 
     def offer(self, peer: str, height: int, now_ms: int) -> None:
@@ -72,6 +75,9 @@ class SnapshotSync:
 
     def request(self, now_ms: int) -> tuple[str, LinksRequest | SnapshotRequest] | None:
         """Return what to ask now of whom, if anything; sets ``given_up`` when nobody can help."""
+        if self._restarts >= limits.SNAPSHOT_RESTARTS:
+            self.given_up = True
+            return None
         if self._peer is not None and now_ms >= self._deadline_ms:
             self._fail()
         if self._peer is not None:
@@ -118,10 +124,9 @@ class SnapshotSync:
             self._fail(_FAILURES)  # it need not be asked again
             raise
         if not links:
-            self._offers[peer] = min(self._offers.get(peer, 0), self._epoch.first - 1)  # it has no more
-            if not self._handovers:
-                self._fail()
-                return None
+            self._offers[peer] = min(self._offers.get(peer, 0), self._epoch.first - 1)  # it promised more
+            self._fail()
+            return None
         self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
         return self._ask()
 
@@ -134,6 +139,9 @@ class SnapshotSync:
         self._deadline_ms = now_ms + limits.SYNC_TIMEOUT_MS
         if page.height > boundary.header.height:
             self._offers[peer] = page.height  # an epoch ended meanwhile
+            self._restarts += 1
+            if self._restarts >= limits.SNAPSHOT_RESTARTS:
+                return None
             return self._ask()
         try:
             ensure(

@@ -251,6 +251,51 @@ def test_a_false_snapshot_is_blamed_and_nothing_of_it_stays(maker: Maker, tmp_pa
     assert pair.newcomer.head == maker.chain.head.hash
 
 
+def test_a_snapshot_that_keeps_moving_away_is_not_chased_for_ever(
+    maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where epochs end faster than the records of one arrive, blocks are fetched instead."""
+    monkeypatch.setattr("ledger.serving.PAGE_RECORDS", 2)
+    moving = Maker(tmp_path / "made.sqlite", GENESIS)
+    pages: list[int] = []
+
+    def end_an_epoch(data: bytes) -> bytes:
+        page = decode(data, wire.AnyMessage)  # type: ignore[arg-type]
+        if isinstance(page, wire.SnapshotPage):
+            pages.append(page.height)
+            for _ in range(3):
+                moving.block(moving.transfers(1))
+        return data
+
+    for _ in range(6):
+        moving.block(moving.transfers(1))
+    pair = Pair(moving.store, tmp_path / "new.sqlite", alter=end_an_epoch)
+    pair.meet()
+    for _ in range(4):
+        pair.wait(limits.SYNC_TIMEOUT_MS)
+    assert len(pages) == 2 * limits.SNAPSHOT_RESTARTS, "the first part of every second epoch, and none of the next"
+    assert pair.newcomer.height == 6, "of which the archive said that it has them when they met"
+    assert pair.stores[NEWCOMER].block(1) is not None, "from blocks"
+    assert pair.blamed == []
+
+
+def test_a_peer_that_promises_epochs_without_end_is_passed_over(maker: Maker, tmp_path: Path) -> None:
+    def further(data: bytes) -> bytes:
+        page = decode(data, wire.AnyMessage)  # type: ignore[arg-type]
+        return (
+            encode(msgspec.structs.replace(page, height=page.height + 300))
+            if isinstance(page, wire.SnapshotPage)
+            else data
+        )
+
+    pair = Pair(maker.store, tmp_path / "new.sqlite", alter=further)
+    pair.meet()
+    for _ in range(8):
+        pair.wait(limits.SNAPSHOT_WAIT_MS)
+    assert len([each for each in pair.asked if isinstance(each, ServeSnapshot)]) <= limits.SNAPSHOT_RESTARTS
+    assert pair.newcomer.head == maker.chain.head.hash
+
+
 def test_memory_for_a_snapshot_is_bounded(maker: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "MAX_SNAPSHOT_BYTES", 300)
     pair = Pair(maker.store, tmp_path / "new.sqlite")
@@ -343,6 +388,26 @@ def test_where_everybody_has_pruned_a_snapshot_is_the_only_way(maker: Maker, tmp
     pair.wait(1_000)
     assert (pair.newcomer.height, pair.newcomer.head) == (11, maker.chain.head.hash)
     assert pair.blamed == []
+    store.close()
+
+
+def test_a_node_that_lacks_blocks_drops_its_snapshot_once_somebody_has_them(maker: Maker, tmp_path: Path) -> None:
+    """Else one peer that only claims to be ahead would hold a node back."""
+    full, store = Replica(GENESIS, None, maker.store.restored()), LedgerStore(tmp_path / "new.sqlite")
+    store.create(GENESIS)
+    node = Replica(GENESIS, None, store.restored())
+    now_ms = START_MS + 20_000
+    node.step(Started(), now_ms)
+    node.step(PeerUp("liar"), now_ms)
+    claim = msgspec.structs.replace(full._status(), height=10_000, oldest=10_000, snapshot=0)
+    node.step(Received("liar", encode(claim)), now_ms)
+    node.step(Timer(TICK), now_ms + limits.CUT_OFF_MS)
+    assert node._snapshots is not None
+    node.step(PeerUp(ARCHIVE), now_ms + limits.CUT_OFF_MS)
+    effects = node.step(Received(ARCHIVE, encode(full._status())), now_ms + limits.CUT_OFF_MS)
+    assert [effect.peer for effect in effects if isinstance(effect, Send) and b"sync_request" in effect.data] == [
+        ARCHIVE
+    ]
     store.close()
 
 
