@@ -274,7 +274,7 @@ def test_a_snapshot_that_keeps_moving_away_is_not_chased_for_ever(
     for _ in range(4):
         pair.wait(limits.SYNC_TIMEOUT_MS)
     assert len(pages) == 2 * limits.SNAPSHOT_RESTARTS, "the first part of every second epoch, and none of the next"
-    assert pair.newcomer.height == 6, "of which the archive said that it has them when they met"
+    assert pair.newcomer.head == moving.chain.head.hash
     assert pair.stores[NEWCOMER].block(1) is not None, "from blocks"
     assert pair.blamed == []
 
