@@ -18,7 +18,7 @@ import msgspec
 from gdf_market.codec import AccountId, Hash, Int, Positive, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
 
-RULES_VERSION = 1  # raised whenever a change of contracts/ could give another state for the same blocks
+RULES_VERSION = 2  # raised whenever a change of contracts/ could give another state for the same blocks
 
 
 class Allocation(Record, frozen=True, kw_only=True):

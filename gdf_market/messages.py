@@ -31,6 +31,7 @@ from gdf_market.codec import (
 )
 from gdf_market.errors import MalformedError, UsageError
 from gdf_market.statements import Statement
+from gdf_market.units import PPM
 
 MAX_ENTRY_BYTES = 32_768
 MAX_UNITS_PER_ROUND = 64
@@ -52,7 +53,7 @@ class Recipe(Record, frozen=True, kw_only=True):
     Units: ``_e9`` is 1e-9 of the natural value, ``_ppm`` 1e-6.
     """
 
-    inner: Annotated[str, msgspec.Meta(pattern=r"\A(adamw|sgd)\Z")]
+    inner: Annotated[str, msgspec.Meta(pattern=r"\A(adamw|muon|sgd)\Z")]
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]  # H, inner steps per unit
     batch: Annotated[int, msgspec.Meta(ge=1, le=65_536)]  # samples per step
     lr_e9: Positive
@@ -65,6 +66,12 @@ class Recipe(Record, frozen=True, kw_only=True):
     outer_momentum_ppm: Ppm
     codec_bits: Annotated[int, msgspec.Meta(ge=2, le=8)]
     codec_block: Annotated[int, msgspec.Meta(ge=16, le=4_096)]
+    codec_density_ppm: Ppm = PPM  # share of values that an update holds; PPM means all: dense
+    precision: Annotated[str, msgspec.Meta(pattern=r"\A(fp32|bf16)\Z")] = "fp32"  # bf16: autocast over float32 weights
+    schedule: Annotated[str, msgspec.Meta(pattern=r"\A(constant|linear|cosine)\Z")] = "constant"
+    schedule_steps: UInt = 0  # steps of the whole job at whose end the schedule has come down; 0 if constant
+    warmup_steps: UInt = 0  # linear warm-up at the start of the whole job
+    final_lr_ppm: Ppm = 0  # share of the learning rate that the schedule ends with
 
 
 class Body(Record, frozen=True, kw_only=True, tag_field="kind"):
