@@ -30,7 +30,7 @@ from gdf_market.messages import Recipe
 from gdf_market.train import unit
 from gdf_market.train.capture import capture, initial_parameters
 from gdf_market.train.codec import encode_update
-from gdf_market.train.data import Batch, DataManifest, Tokens, unit_batches
+from gdf_market.train.data import Batch, Content, DataManifest, unit_batches
 from gdf_market.train.job_file import load_job
 from gdf_market.train.program import Program
 from verifier.sketch import sketch
@@ -73,7 +73,7 @@ def scenes(trained: Floats | None = None) -> list[Scene]:
     """Return units from a fresh and from a ``trained`` model (made here unless given), two shards each."""
     job = load_job(EXAMPLE)
     program, recipe = capture(job), job.recipe
-    manifest, tokens = job.dataset.manifest("0" * 64, job.context), job.dataset.tokens
+    manifest, tokens = job.dataset.manifest("0" * 64, job.context), job.dataset.content
     fresh = np.asarray(initial_parameters(job.model, program), np.float32)
 
     def batches(round_index: int, shard: int, steps: int = recipe.steps) -> tuple[Batch, ...]:
@@ -89,7 +89,7 @@ def scenes(trained: Floats | None = None) -> list[Scene]:
 
 
 def _batches(
-    manifest: DataManifest, tokens: Tokens, recipe: Recipe, round_index: int, shard: int, steps: int
+    manifest: DataManifest, tokens: Content, recipe: Recipe, round_index: int, shard: int, steps: int
 ) -> tuple[Batch, ...]:
     return tuple(
         unit_batches(

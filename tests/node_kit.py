@@ -157,8 +157,8 @@ class Kit:
 
     def blobs_of_job(self) -> dict[str, str]:
         """Put a job's blobs into the store; return the order's fields that name them."""
-        tokens = self.blobs.put_bytes(b"\0\0" * 64)
-        manifest = DataManifest(kind="tokens", tokens=tokens, dtype="uint16", count=64, train=32, vocab=8, context=4)
+        content = self.blobs.put_bytes(b"\0\0" * 64)
+        manifest = DataManifest(kind="tokens", content=content, count=64, train=32, vocab=8, context=4)
         return {
             "program": self.blobs.put_bytes(b"program"),
             "data": self.blobs.put_bytes(encode(manifest)),

@@ -205,11 +205,11 @@ def _fetch(app: App, client: NodeClient, prefix: str | None, wait_s: int) -> dic
     job = _wait_for_job(app, client, prefix, wait_s)
     with app.progress(f"fetching the checkpoint of {job.id[:12]} from peers"):
         data = Path(client.fetch(job.spec.data))
-        tokens = decode(data.read_bytes(), DataManifest, max_bytes=MAX_MANIFEST_BYTES).tokens
+        content = decode(data.read_bytes(), DataManifest, max_bytes=MAX_MANIFEST_BYTES).content
         paths = {
             "program": client.fetch(job.spec.program),
             "data": str(data),
-            "tokens": client.fetch(tokens),
+            "content": client.fetch(content),
             "first_checkpoint": client.fetch(job.spec.checkpoint),
             "checkpoint_file": client.fetch(job.checkpoint),
         }
@@ -265,7 +265,7 @@ async def _evaluate(value: dict[str, Any]) -> dict[str, float]:
     with trio.move_on_after(EVALUATE_S):
         async with Trainer(threads=0) as trainer:
             for checkpoint in (paths["first_checkpoint"], paths["checkpoint_file"]):
-                losses.append(await trainer.evaluate(paths["program"], paths["data"], paths["tokens"], checkpoint))
+                losses.append(await trainer.evaluate(paths["program"], paths["data"], paths["content"], checkpoint))
     if len(losses) < 2:
         raise LocalError(
             f"the loss was not measured within {EVALUATE_S:.0f} s; the model is written, --no-evaluate skips this"

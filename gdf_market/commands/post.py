@@ -179,10 +179,10 @@ def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tupl
     app.data.create()
     prepared = prepare(load_job(file))
     store = BlobStore(app.data.blobs)
-    tokens = store.put_bytes(prepared.tokens)
+    content = store.put_bytes(prepared.content)
     blobs = {
         "program": store.put_bytes(prepared.program),
-        "data": store.put_bytes(encode(prepared.manifest(tokens))),
+        "data": store.put_bytes(encode(prepared.manifest(content))),
         "checkpoint": store.put_bytes(prepared.checkpoint),
     }
     audits = terms.rounds * terms.units
@@ -213,11 +213,13 @@ def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tupl
         "hold_ms": terms.hold_s * SECOND_MS,
         "deadline_ms": now + terms.deadline_min * MINUTE_MS,
     }
-    estimate = _estimate(store, fields, tokens, len(prepared.program) + len(prepared.tokens) + len(prepared.checkpoint))
+    estimate = _estimate(
+        store, fields, content, len(prepared.program) + len(prepared.content) + len(prepared.checkpoint)
+    )
     return fields, estimate
 
 
-def _estimate(store: BlobStore, fields: dict[str, Any], tokens: str, blob_bytes: int) -> dict[str, float]:
+def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes: int) -> dict[str, float]:
     """Measure a few steps here and derive time and bytes."""
     from gdf_market.messages import Recipe
     from gdf_market.node.trainer import Trainer
@@ -230,7 +232,7 @@ def _estimate(store: BlobStore, fields: dict[str, Any], tokens: str, blob_bytes:
             return await trainer.probe(
                 program=store.path(fields["program"]),
                 data=store.path(fields["data"]),
-                tokens=store.path(tokens),
+                content=store.path(content),
                 checkpoint=store.path(fields["checkpoint"]),
                 recipe=recipe,
                 steps=PROBE_STEPS,

@@ -139,7 +139,7 @@ class Bidder:
                 self._ready[key] = await self._context.trainer.probe(
                     program=files.program,
                     data=files.data,
-                    tokens=files.tokens,
+                    content=files.content,
                     checkpoint=checkpoint,
                     recipe=spec.recipe,
                     steps=PROBE_STEPS,

@@ -36,7 +36,7 @@ class JobFiles:
 
     program: Path
     data: Path
-    tokens: Path
+    content: Path
 
 
 @dataclass
@@ -107,8 +107,8 @@ class NodeContext:
         except OSError as error:
             raise StorageError(f"cannot read {data}: {error.strerror}") from None
         manifest = decode(raw, DataManifest, max_bytes=MAX_MANIFEST_BYTES)
-        tokens = await self.bulk.fetch(manifest.tokens, max_bytes=self.settings.max_blob_bytes)
-        return JobFiles(program, data, tokens)
+        content = await self.bulk.fetch(manifest.content, max_bytes=self.settings.max_blob_bytes)
+        return JobFiles(program, data, content)
 
     async def checkpoint(self, job: Job, root: str) -> Path:
         """Return the path of a checkpoint of ``job`` (parameters and momentum, 8 bytes a value)."""

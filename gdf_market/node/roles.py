@@ -260,7 +260,7 @@ class Roles:
     async def _loss(self, files: JobFiles, checkpoint: Path) -> int:
         """Return the validation loss in micro-nats; NOT_MEASURED if it has none: the vote must not depend on it."""
         try:
-            return await self._context.trainer.evaluate(files.program, files.data, files.tokens, checkpoint)
+            return await self._context.trainer.evaluate(files.program, files.data, files.content, checkpoint)
         except TrainerError as error:
             log.warning("loss not measured", error=str(error))
             return NOT_MEASURED
@@ -334,7 +334,7 @@ class Roles:
         return UnitRequest(
             program=files.program,
             data=files.data,
-            tokens=files.tokens,
+            content=files.content,
             checkpoint=await self._context.checkpoint(job, round_.checkpoint),
             recipe=job.spec.recipe,
             job=job.id,

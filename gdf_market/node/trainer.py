@@ -28,7 +28,7 @@ class UnitRequest:
 
     program: Path
     data: Path
-    tokens: Path
+    content: Path
     checkpoint: Path
     recipe: Recipe
     job: str
@@ -147,26 +147,26 @@ class Trainer:
             flags=reply.flags,
         )
 
-    async def evaluate(self, program: Path, data: Path, tokens: Path, checkpoint: Path) -> int:
+    async def evaluate(self, program: Path, data: Path, content: Path, checkpoint: Path) -> int:
         """Return the validation loss of a checkpoint in micro-nats."""
         message = protocol.EvaluateRequest(
             **self._resources,
             program=_text(program),
             data=_text(data),
-            tokens=_text(tokens),
+            content=_text(content),
             checkpoint=_text(checkpoint),
         )
         return (await self._runner.ask(message, protocol.EvaluateReply)).loss_e6
 
     async def probe(
-        self, *, program: Path, data: Path, tokens: Path, checkpoint: Path, recipe: Recipe, steps: int = 5
+        self, *, program: Path, data: Path, content: Path, checkpoint: Path, recipe: Recipe, steps: int = 5
     ) -> float:
         """Return the seconds that one step of the job takes here."""
         message = protocol.ProbeRequest(
             **self._resources,
             program=_text(program),
             data=_text(data),
-            tokens=_text(tokens),
+            content=_text(content),
             checkpoint=_text(checkpoint),
             recipe=recipe,
             steps=steps,
@@ -177,7 +177,7 @@ class Trainer:
 class _UnitFields(_Resources):
     program: str
     data: str
-    tokens: str
+    content: str
     checkpoint: str
     recipe: Recipe
     job: str
@@ -191,7 +191,7 @@ def _unit(request: UnitRequest, resources: _Resources) -> _UnitFields:
         **resources,
         program=_text(request.program),
         data=_text(request.data),
-        tokens=_text(request.tokens),
+        content=_text(request.content),
         checkpoint=_text(request.checkpoint),
         recipe=request.recipe,
         job=request.job,

@@ -1,73 +1,152 @@
-"""Training data of a job: one file of tokens, how it is divided, and which windows a unit trains on.
+"""Training data of a job: one file of content, how it is divided, and which samples a unit trains on.
+
+Kinds:
+* ``tokens``: uint16 little-endian, one after another.  A sample is a window of ``context`` tokens and the same window
+  moved on by one.
+* ``rows``: ``count`` rows of the same fields, stored column after column, little-endian, each column row after row.
 
 Rules kept here:
-1. Tokens are uint16 little-endian; the first ``train`` of them are for training, the rest for validation.
-2. Shard i of s is a contiguous range of the training part; the windows of a unit lie inside its shard.
-3. Windows are a pure function of (job, round, shard): PCG64 seeded with a SHA-256, raw 64-bit outputs only,
-   which NumPy guarantees to be stable (NEP 19).
+1. The first ``train`` tokens or rows are for training, the rest for validation.
+2. Shard i of s is a contiguous range of the training part; the samples of a unit lie inside its shard.
+3. Samples are a pure function of (job, round, shard): PCG64 seeded with a SHA-256, raw 64-bit outputs only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from gdf_market.codec import Hash, Positive, Record, digest
+from gdf_market.codec import Hash, Int, Positive, Record, digest
 from gdf_market.errors import MalformedError, OversizedError, ensure
+from gdf_market.train.random import pcg64
 
 MAX_CONTEXT = 65_536
 MAX_VOCAB = 65_536  # tokens are uint16
-MAX_TOKENS = 2**40
-MAX_EVALUATION_WINDOWS = 256
+MAX_COUNT = 2**40
+MAX_ROW_BYTES = 2**28
+MAX_FIELDS = 16
+MAX_EVALUATION_SAMPLES = 256
+STATISTICS_BATCHES = 64  # of a pass that gathers the running statistics of batch norm
 
-Tokens = npt.NDArray[np.uint16]
-Batch = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+FIELD_DTYPES = {
+    "uint8": "|u1", "bool": "|b1", "int32": "<i4", "int64": "<i8", "float16": "<f2", "float32": "<f4",
+}  # fmt: skip
+_ROW_BATCH = 64  # rows of an evaluation batch, where the program does not say
+
+Array = npt.NDArray[Any]
+Batch = tuple[Array, ...]
+
+
+class Field(Record, frozen=True, kw_only=True):
+    """One column: its dtype and the shape of one row's value.  Integers lie within [low, high]."""
+
+    dtype: Annotated[str, msgspec.Meta(pattern=r"\A(uint8|bool|int32|int64|float16|float32)\Z")]
+    shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**31)], ...], msgspec.Meta(max_length=7)]
+    low: Int = 0
+    high: Int = 0
+
+    @property
+    def row_bytes(self) -> int:
+        """The bytes of one row's value."""
+        return int(np.dtype(FIELD_DTYPES[self.dtype]).itemsize) * _product(self.shape)
 
 
 class DataManifest(Record, frozen=True, kw_only=True):
-    """What the blob named in ``JobPost.data`` says about a job's data."""
+    """What the blob named in ``JobPost.data`` says about a job's data.
 
-    kind: Annotated[str, msgspec.Meta(pattern=r"\Atokens\Z")]
-    tokens: Hash  # blob id of the token file
-    dtype: Annotated[str, msgspec.Meta(pattern=r"\Auint16\Z")]
-    count: Annotated[int, msgspec.Meta(ge=2, le=MAX_TOKENS)]
-    train: Positive  # tokens of the training part, from the front
-    vocab: Annotated[int, msgspec.Meta(ge=1, le=MAX_VOCAB)]
-    context: Annotated[int, msgspec.Meta(ge=1, le=MAX_CONTEXT)]  # tokens a sample holds
+    ``vocab`` and ``context`` (tokens in a sample) are 0 for rows; ``fields`` is empty for tokens.
+    """
+
+    kind: Annotated[str, msgspec.Meta(pattern=r"\A(tokens|rows)\Z")]
+    content: Hash  # blob id of the content file
+    count: Annotated[int, msgspec.Meta(ge=2, le=MAX_COUNT)]  # tokens or rows
+    train: Positive  # those of the training part, from the front
+    vocab: Annotated[int, msgspec.Meta(ge=0, le=MAX_VOCAB)] = 0
+    context: Annotated[int, msgspec.Meta(ge=0, le=MAX_CONTEXT)] = 0
+    fields: Annotated[tuple[Field, ...], msgspec.Meta(max_length=MAX_FIELDS)] = ()
+
+
+@dataclass(frozen=True)
+class Content:
+    """The columns of a content file, mapped read-only: [count, *shape] each, or the tokens uint16[count]."""
+
+    columns: tuple[Array, ...]
 
 
 def check_manifest(manifest: DataManifest, shards: int) -> None:
-    """Raise MalformedError unless the training part fills ``shards`` shards of at least one window."""
+    """Raise MalformedError unless the manifest is sound and the training part fills ``shards`` shards."""
+    tokens = manifest.kind == "tokens"
+    sound = (manifest.vocab > 0) == (manifest.context > 0) == tokens == (not manifest.fields)
+    ensure(sound, MalformedError(f"a manifest of {manifest.kind} with fields of another kind"))
     ensure(
         manifest.train <= manifest.count,
-        MalformedError(f"training part of {manifest.train} tokens in a file of {manifest.count}"),
+        MalformedError(f"training part of {manifest.train} {manifest.kind} in a file of {manifest.count}"),
     )
-    smallest = manifest.train // shards
+    row_bytes = sum(field.row_bytes for field in manifest.fields)
+    ensure(row_bytes <= MAX_ROW_BYTES, OversizedError(f"rows of {row_bytes} bytes"))
+    smallest, least = manifest.train // shards, manifest.context + 1
     ensure(
-        smallest > manifest.context,
-        MalformedError(f"a shard of {smallest} tokens holds no window of {manifest.context}; use fewer shards"),
+        smallest >= least,
+        MalformedError(f"a shard of {smallest} {manifest.kind} holds no sample of {least}; use fewer shards"),
     )
 
 
-def load_tokens(path: Path, manifest: DataManifest) -> Tokens:
-    """Map the token file read-only and check it; uint16[count].
+def sample_types(manifest: DataManifest) -> list[tuple[str, tuple[int, ...]]]:
+    """Return (dtype, shape without the batch) of each sample that the data gives to a program."""
+    if manifest.kind == "tokens":
+        return [("int64", (manifest.context,))] * 2
+    return [(field.dtype, field.shape) for field in manifest.fields]
 
-    Raises OversizedError or MalformedError when the file is not what the
-    manifest says, or holds a token outside the vocabulary.
+
+def load_content(path: Path, manifest: DataManifest) -> Content:
+    """Map the content file read-only and check it.
+
+    Raises OversizedError or MalformedError when the file is not what the manifest says, or holds an integer outside
+    its range.
     """
-    size = path.stat().st_size
-    ensure(size <= 2 * manifest.count, OversizedError(f"token file of {size} bytes for {manifest.count} tokens"))
-    ensure(size == 2 * manifest.count, MalformedError(f"token file of {size} bytes for {manifest.count} tokens"))
-    tokens = np.memmap(path, dtype="<u2", mode="r")
-    for start in range(0, len(tokens), 1 << 24):
-        largest = int(tokens[start : start + (1 << 24)].max())
-        ensure(largest < manifest.vocab, MalformedError(f"token {largest} in a vocabulary of {manifest.vocab}"))
-    return tokens
+    check_manifest(manifest, 1)
+    tokens = manifest.kind == "tokens"
+    row_bytes = 2 if tokens else sum(field.row_bytes for field in manifest.fields)
+    size, wanted = path.stat().st_size, row_bytes * manifest.count
+    ensure(size <= wanted, OversizedError(f"content file of {size} bytes for {manifest.count} {manifest.kind}"))
+    ensure(size == wanted, MalformedError(f"content file of {size} bytes for {manifest.count} {manifest.kind}"))
+    if tokens:
+        column = np.memmap(path, dtype="<u2", mode="r")
+        _check_range(column, 0, manifest.vocab - 1, "token")
+        return Content((column,))
+    columns, offset = [], 0
+    for number, field in enumerate(manifest.fields):
+        column = np.memmap(path, FIELD_DTYPES[field.dtype], "r", offset, (manifest.count, *field.shape))
+        _check_column(column, field, number)
+        columns.append(column)
+        offset += field.row_bytes * manifest.count
+    return Content(tuple(columns))
+
+
+def _check_column(column: Array, field: Field, number: int) -> None:
+    if field.dtype in ("int32", "int64"):
+        _check_range(column, field.low, field.high, f"field {number}:")
+    elif field.dtype in ("float16", "float32"):
+        flat = column.reshape(-1)
+        for start in range(0, len(flat), 1 << 24):
+            finite = bool(np.isfinite(flat[start : start + (1 << 24)]).all())
+            ensure(finite, MalformedError(f"field {number} holds values that are not finite"))
+    elif field.dtype == "bool":
+        ensure(int(column.view("|u1").max()) <= 1, MalformedError(f"field {number} holds bytes that are no booleans"))
+
+
+def _check_range(column: Array, low: int, high: int, what: str) -> None:
+    flat = column.reshape(-1)
+    for start in range(0, len(flat), 1 << 24):
+        part = flat[start : start + (1 << 24)]
+        for extreme in (int(part.min()), int(part.max())):
+            ensure(low <= extreme <= high, MalformedError(f"{what} {extreme} is outside {low} to {high}"))
 
 
 def shard_range(manifest: DataManifest, shard: int, shards: int) -> tuple[int, int]:
@@ -79,7 +158,7 @@ def shard_range(manifest: DataManifest, shard: int, shards: int) -> tuple[int, i
 
 def unit_batches(
     manifest: DataManifest,
-    tokens: Tokens,
+    content: Content,
     *,
     job: str,
     round_index: int,
@@ -88,44 +167,49 @@ def unit_batches(
     steps: int,
     batch: int,
 ) -> Iterator[Batch]:
-    """Yield (inputs, targets) int64[batch, context] for each step of one unit; ``job`` is its id in hex.
+    """Yield the samples, [batch, ...] each, of every step of one unit; ``job`` is its id in hex.
 
-    Targets are the inputs moved on by one token.  Raises MalformedError for a
-    shard that does not exist or is too small.
+    Raises MalformedError for a shard that does not exist or is too small.
     """
     first, end = shard_range(manifest, shard, shards)
     position = round_index.to_bytes(8, "big") + shard.to_bytes(4, "big")
-    generator = _pcg64(digest("gdf/windows", bytes.fromhex(job), position))
+    generator = pcg64(digest("gdf/windows", bytes.fromhex(job), position))
     span = np.uint64(end - first - manifest.context)
     for _ in range(steps):
-        starts = first + (generator.random_raw(batch) % span).astype(np.int64)
-        yield _windows(tokens, starts, manifest.context)
+        places = first + (generator.random_raw(batch) % span).astype(np.int64)
+        yield _samples(manifest, content, places)
 
 
-def evaluation_batches(manifest: DataManifest, tokens: Tokens, batch: int) -> list[Batch]:
-    """Return at most MAX_EVALUATION_WINDOWS windows, evenly spread over the validation part, in batches.
+def evaluation_batches(manifest: DataManifest, content: Content, batch: int) -> list[Batch]:
+    """Return at most MAX_EVALUATION_SAMPLES samples, evenly spread over the validation part, in batches.
 
-    Every batch has ``batch`` rows: a captured program may be fixed to them.
+    Every batch has ``batch`` samples (0: a usual number): a captured program may be fixed to them.
     """
+    batch = batch or (8 if manifest.kind == "tokens" else _ROW_BATCH)
     span = manifest.count - manifest.train - manifest.context
-    ensure(span > 0, MalformedError(f"the validation part holds no window of {manifest.context} tokens"))
-    windows = max(1, min(MAX_EVALUATION_WINDOWS, span // manifest.context) // batch) * batch
-    starts = manifest.train + np.arange(windows, dtype=np.int64) * span // windows
-    return [_windows(tokens, starts[i : i + batch], manifest.context) for i in range(0, windows, batch)]
+    ensure(span > 0, MalformedError(f"the validation part holds no sample of {manifest.context + 1} {manifest.kind}"))
+    most = min(MAX_EVALUATION_SAMPLES, span // manifest.context if manifest.context else span)
+    samples = max(1, most // batch) * batch
+    places = manifest.train + np.arange(samples, dtype=np.int64) * span // samples
+    return [_samples(manifest, content, places[i : i + batch]) for i in range(0, samples, batch)]
 
 
-def _pcg64(seed: bytes) -> np.random.PCG64:
-    """Return PCG64 whose 128-bit state and (odd) increment are the halves of a 32-byte seed."""
-    generator = np.random.PCG64(0)
-    generator.state = {
-        "bit_generator": "PCG64",
-        "state": {"state": int.from_bytes(seed[:16], "big"), "inc": int.from_bytes(seed[16:], "big") | 1},
-        "has_uint32": 0,
-        "uinteger": 0,
-    }
-    return generator
+def statistics_batches(manifest: DataManifest, content: Content, batch: int) -> Iterator[Batch]:
+    """Yield STATISTICS_BATCHES batches from all of the training part, the same ones for everybody."""
+    return unit_batches(
+        manifest, content, job="", round_index=0, shard=0, shards=1, steps=STATISTICS_BATCHES, batch=batch
+    )
 
 
-def _windows(tokens: Tokens, starts: npt.NDArray[np.int64], context: int) -> Batch:
-    both = tokens[starts[:, None] + np.arange(context + 1)].astype(np.int64)  # [batch, context + 1]
-    return np.ascontiguousarray(both[:, :-1]), np.ascontiguousarray(both[:, 1:])
+def _samples(manifest: DataManifest, content: Content, places: npt.NDArray[np.int64]) -> Batch:
+    if manifest.kind == "tokens":
+        windows = content.columns[0][places[:, None] + np.arange(manifest.context + 1)].astype(np.int64)
+        return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
+    return tuple(np.ascontiguousarray(column[places]) for column in content.columns)
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for size in shape:
+        product *= size
+    return product

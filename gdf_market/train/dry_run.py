@@ -59,14 +59,17 @@ def dry_run(program: Program, batch: int, memory_bytes: int = DEFAULT_MEMORY_BYT
         weights = [torch.empty(parameter.shape, device="meta") for parameter in graph.parameters]
         samples = [torch.empty((batch, *s.shape), dtype=DTYPES[s.dtype], device="meta") for s in graph.samples]
         meter([*weights, *samples])
-        loss = ProgramModule(program, weights, "meta")(*samples, watch=meter)
+        module = ProgramModule(program, weights, "meta")
+        loss = module(*samples, watch=meter)
+        losses = [loss] if graph.evaluate is None else [loss, module.evaluate(*samples, watch=_Meter(memory_bytes, 0))]
     except PeerError:
         raise
     # operators raise many kinds of errors for arguments that do not fit; all mean the same here
     except Exception as error:
         raise MalformedError(f"the program does not run: {_first_line(error)}") from None
-    scalar = isinstance(loss, torch.Tensor) and loss.shape == () and loss.is_floating_point()
-    ensure(scalar, MalformedError("the program's result is not a scalar loss"))
+    for each in losses:
+        scalar = isinstance(each, torch.Tensor) and each.shape == () and each.is_floating_point()
+        ensure(scalar, MalformedError("the program's result is not a scalar loss"))
     ensure(loss.requires_grad, MalformedError("the loss does not depend on any trained parameter"))
     return Cost(meter.used_bytes)
 

@@ -16,7 +16,7 @@ import torch
 
 from gdf_market.codec import Record, UInt
 from gdf_market.errors import MalformedError, OversizedError, ensure
-from gdf_market.units import MAX_INT
+from gdf_market.units import MAX_INT, PPM
 
 MAX_GRAPH_BYTES = 4 * 2**20
 MAX_NODES = 20_000
@@ -26,6 +26,7 @@ MAX_LIST = 4_096
 MAX_DEPTH = 3  # lists within lists
 MAX_RANK = 8
 MAX_TEXT = 64
+MAX_GROUPS = 64
 
 DTYPES = {
     name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8")
@@ -38,11 +39,20 @@ DtypeName = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9]{1,16}\Z")]
 Shape = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)], ...], msgspec.Meta(max_length=MAX_RANK)]
 
 
+class Group(Record, frozen=True, kw_only=True):
+    """How the optimizer treats some of the parameters; scales are relative to the recipe's values."""
+
+    lr_ppm: Annotated[int, msgspec.Meta(ge=0, le=1_000 * PPM)] = PPM
+    decay_ppm: Annotated[int, msgspec.Meta(ge=0, le=1_000 * PPM)] = PPM
+    muon: bool = False  # hidden matrices: Muon, where the recipe's inner optimizer is Muon
+
+
 class Parameter(Record, frozen=True, kw_only=True):
     """One trained float32 tensor; the flat vector holds them in the order of ``Graph.parameters``."""
 
     name: TensorName
     shape: Shape
+    group: UInt
 
 
 class Sample(Record, frozen=True, kw_only=True):
@@ -67,18 +77,36 @@ class Node(Record, frozen=True, kw_only=True):
     kwargs: Annotated[dict[str, Any], msgspec.Meta(max_length=MAX_ARGUMENTS)]
 
 
-class Graph(Record, frozen=True, kw_only=True):
-    """Forward pass and loss.  ``batch`` is the only leading dimension it takes, or 0 for any."""
+class Forward(Record, frozen=True, kw_only=True):
+    """One forward pass: the values of ``inputs``, then one value a node.
 
-    version: Annotated[int, msgspec.Meta(ge=1, le=1)]
-    batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)]
-    samples: Annotated[tuple[Sample, ...], msgspec.Meta(min_length=1, max_length=16)]
-    parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
-    constants: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=MAX_TENSORS)]
-    state: Annotated[dict[TensorName, TensorName], msgspec.Meta(max_length=MAX_TENSORS)]  # state_dict key -> tensor
+    ``updates`` maps constants (running statistics of batch norm) to the value that replaces them in a statistics pass;
+    in training they are ignored.
+    """
+
     inputs: Annotated[tuple[GraphInput, ...], msgspec.Meta(max_length=2 * MAX_TENSORS)]
     nodes: Annotated[tuple[Node, ...], msgspec.Meta(min_length=1, max_length=MAX_NODES)]
     output: UInt  # the value that is the loss
+    updates: Annotated[dict[TensorName, UInt], msgspec.Meta(max_length=MAX_TENSORS)]
+
+
+class Graph(Record, frozen=True, kw_only=True):
+    """Forward pass and loss.  ``batch`` is the only leading dimension it takes, or 0 for any.
+
+    ``evaluate`` is the pass in evaluation mode, where it differs from ``train``.  ``separable``: the loss of a batch
+    is the mean of the losses of its rows, so that a batch may be computed in parts.
+    """
+
+    version: Annotated[int, msgspec.Meta(ge=2, le=2)]
+    batch: Annotated[int, msgspec.Meta(ge=0, le=65_536)]
+    separable: bool
+    samples: Annotated[tuple[Sample, ...], msgspec.Meta(min_length=1, max_length=16)]
+    parameters: Annotated[tuple[Parameter, ...], msgspec.Meta(min_length=1, max_length=MAX_TENSORS)]
+    groups: Annotated[tuple[Group, ...], msgspec.Meta(min_length=1, max_length=MAX_GROUPS)]
+    constants: Annotated[tuple[TensorName, ...], msgspec.Meta(max_length=MAX_TENSORS)]
+    state: Annotated[dict[TensorName, TensorName], msgspec.Meta(max_length=MAX_TENSORS)]  # state_dict key -> tensor
+    train: Forward
+    evaluate: Forward | None
 
 
 @dataclass(frozen=True)

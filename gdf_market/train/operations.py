@@ -21,7 +21,15 @@ from gdf_market.errors import MalformedError, OversizedError, StorageError, ensu
 from gdf_market.messages import Flag, Recipe, Rejected
 from gdf_market.train.checkpoint import packed_size, unpack
 from gdf_market.train.codec import encode_update, encoded_size
-from gdf_market.train.data import Batch, DataManifest, Tokens, evaluation_batches, load_tokens, unit_batches
+from gdf_market.train.data import (
+    Batch,
+    Content,
+    DataManifest,
+    evaluation_batches,
+    load_content,
+    sample_types,
+    unit_batches,
+)
 from gdf_market.train.dry_run import Cost, dry_run
 from gdf_market.train.poison import run_poisoned
 from gdf_market.train.program import MAX_PROGRAM_BYTES, Program
@@ -43,7 +51,6 @@ from gdf_market.train.protocol import (
 from gdf_market.train.unit import Report, Sketch, UnitRun, evaluate, run_unit
 
 MAX_MANIFEST_BYTES = 65_536
-EVALUATION_BATCH = 8  # rows, where the program does not say
 
 Floats = npt.NDArray[np.float32]
 T = TypeVar("T")
@@ -93,7 +100,7 @@ class Operations:
         self._verification = verification
         self._report = report
         self._programs = _Kept(_load_program)
-        self._tokens = _Kept(_load_data)
+        self._contents = _Kept(_load_data)
 
     def perform(self, request: AnyRequest) -> object:
         """Return the reply to a request.  Raises a GdfError for what cannot be done."""
@@ -152,21 +159,20 @@ class Operations:
         )
 
     def _evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        program, (manifest, tokens) = self._programs(request.program), self._tokens(request.data, request.tokens)
-        batch = program.graph.batch or EVALUATION_BATCH
-        _fits(program, batch, manifest, request)
-        batches = evaluation_batches(manifest, tokens, batch)
+        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
+        batches = evaluation_batches(manifest, content, program.graph.batch)
+        _fits(program, len(batches[0][0]), manifest, request)
         parameters = _parameters(request.checkpoint, program)
         loss = evaluate(program, parameters, batches, threads=_threads(request), device=request.device)
         return EvaluateReply(loss_e6=round(loss * 1e6))
 
     def _probe(self, request: ProbeRequest) -> ProbeReply:
         """Time ``steps`` steps of the job's own graph, after one that warms up."""
-        program, (manifest, tokens) = self._programs(request.program), self._tokens(request.data, request.tokens)
+        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
         cost = _fits(program, request.recipe.batch, manifest, request)
         batches = unit_batches(
             manifest,
-            tokens,
+            content,
             job="",
             round_index=0,
             shard=0,
@@ -192,12 +198,12 @@ class Operations:
 
     def _run(self, request: UnitFields, poison: str) -> UnitRun:
         recipe = request.recipe
-        program, (manifest, tokens) = self._programs(request.program), self._tokens(request.data, request.tokens)
+        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
         _fits(program, recipe.batch, manifest, request)
         parameters = _parameters(request.checkpoint, program)
         batches = unit_batches(
             manifest,
-            tokens,
+            content,
             job=request.job,
             round_index=request.round,
             shard=request.shard,
@@ -242,14 +248,14 @@ def _load_program(path: str) -> Program:
     return Program.from_bytes(_read(path, MAX_PROGRAM_BYTES))
 
 
-def _load_data(manifest_path: str, tokens_path: str) -> tuple[DataManifest, Tokens]:
+def _load_data(manifest_path: str, content_path: str) -> tuple[DataManifest, Content]:
     manifest = decode(_read(manifest_path, MAX_MANIFEST_BYTES), DataManifest)
-    return manifest, load_tokens(Path(tokens_path), manifest)
+    return manifest, load_content(Path(content_path), manifest)
 
 
 def _fits(program: Program, batch: int, manifest: DataManifest, request: Request) -> Cost:
     """Raise a PeerError unless the program takes the data's batches within the memory that is given to it."""
-    wanted = [("int64", (manifest.context,))] * 2
+    wanted = sample_types(manifest)
     given = [(sample.dtype, sample.shape) for sample in program.graph.samples]
     ensure(given == wanted, MalformedError(f"the program takes {given}, the data gives {wanted}"))
     return dry_run(program, batch, request.memory_bytes)

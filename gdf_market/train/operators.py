@@ -76,11 +76,12 @@ INTEGER: dict[str, Callable[..., Any]] = {
     "int.floordiv": operator.floordiv,
 }
 ITEM = "item"  # one value of an operator that returns several
+DROPOUT = "noise.dropout"  # (tensor, p): see noise.py
 
 
 def is_allowed(name: str) -> bool:
     """Say whether a program may name this operator."""
-    return name in ATEN or name in INTEGER or name == ITEM
+    return name in ATEN or name in INTEGER or name in (ITEM, DROPOUT)
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -91,6 +92,8 @@ def resolve(name: str) -> Callable[..., Any]:
         return found
     if name == ITEM:
         return _item
+    if name == DROPOUT:
+        return _dropout
     ensure(name in INTEGER, MalformedError(f"operator {name[:80]!r} is not on the list of allowed operators"))
     return lambda left, right: _integer(INTEGER[name], left, right)
 
@@ -115,6 +118,10 @@ def _item(values: Any, index: Any) -> Any:
     ensure(isinstance(values, tuple | list), MalformedError("item of a value that is not a list"))
     ensure(type(index) is int and 0 <= index < len(values), MalformedError(f"item {index!r} of {len(values)}"))
     return values[index]
+
+
+def _dropout(tensor: Any, p: Any) -> Any:
+    raise AssertionError("the interpreter draws the mask")
 
 
 def _integer(function: Callable[..., Any], left: Any, right: Any) -> int:

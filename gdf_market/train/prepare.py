@@ -16,11 +16,11 @@ from gdf_market.train.source import Dataset
 
 @dataclass(frozen=True)
 class Prepared:
-    """``program``, ``tokens`` and ``checkpoint`` are the bytes of blobs."""
+    """``program``, ``content`` and ``checkpoint`` are the bytes of blobs."""
 
     title: str
     program: bytes
-    tokens: bytes
+    content: bytes
     checkpoint: bytes
     parameters: int
     tokens_per_unit: int
@@ -28,9 +28,9 @@ class Prepared:
     dataset: Dataset
     context: int
 
-    def manifest(self, tokens_blob: str) -> DataManifest:
-        """Return the data manifest, once the tokens have their blob id; its canonical bytes are a blob, too."""
-        return self.dataset.manifest(tokens_blob, self.context)
+    def manifest(self, content_blob: str) -> DataManifest:
+        """Return the data manifest, once the content has its blob id; its canonical bytes are a blob, too."""
+        return self.dataset.manifest(content_blob, self.context)
 
 
 def prepare(job: Job) -> Prepared:
@@ -40,7 +40,7 @@ def prepare(job: Job) -> Prepared:
     return Prepared(
         title=job.title,
         program=program.to_bytes(),
-        tokens=job.dataset.to_bytes(),
+        content=job.dataset.to_bytes(),
         checkpoint=pack(parameters, np.zeros_like(parameters)),
         parameters=program.size,
         tokens_per_unit=job.steps * job.batch * job.context,

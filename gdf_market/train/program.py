@@ -28,13 +28,13 @@ from gdf_market.codec import decode, encode
 from gdf_market.errors import MalformedError, OversizedError, ensure
 from gdf_market.train.checkpoint import unpack
 from gdf_market.train.codec import MAX_PARAMETERS
-from gdf_market.train.graph import DTYPES, MAX_GRAPH_BYTES, MAX_RANK, Graph, read_argument
+from gdf_market.train.graph import DTYPES, MAX_GRAPH_BYTES, MAX_RANK, Forward, Graph, read_argument
 from gdf_market.train.operators import is_allowed
 
 MAX_PROGRAM_BYTES = 2**30
 _HEADER = struct.Struct("<4sII")
 _MAGIC = b"GDFP"
-_VERSION = 1
+_VERSION = 2
 
 Floats = npt.NDArray[np.float32]
 Tensors = Mapping[str, torch.Tensor]
@@ -96,15 +96,18 @@ class Program:
         return tensors
 
 
-def to_safetensors(program: Program, checkpoint: bytes) -> bytes:
+def to_safetensors(program: Program, checkpoint: bytes, statistics: Tensors | None = None) -> bytes:
     """Return a checkpoint as a safetensors file that ``load_state_dict`` of the owner's module accepts.
 
-    Tied weights appear under each of their names.  Raises MalformedError if the
+    ``statistics`` replace the running statistics of batch norm that the program holds.  Tied weights appear under each
+    of their names.  Raises MalformedError if the
     checkpoint is not one of this program.
     """
     parameters, _ = unpack(checkpoint, program.size)
     names = [parameter.name for parameter in program.graph.parameters]
-    tensors = dict(zip(names, program.unflatten(parameters), strict=True)) | dict(program.constants)
+    tensors = (
+        dict(zip(names, program.unflatten(parameters), strict=True)) | dict(program.constants) | dict(statistics or {})
+    )
     stored: bytes = safetensors.torch.save({key: tensors[name].clone() for key, name in program.graph.state.items()})
     return stored
 
@@ -120,20 +123,24 @@ def check_structure(program: Program) -> None:
     known = set(names) | set(graph.constants)
     ensure(known >= set(graph.state.values()), MalformedError("the state names an unknown tensor"))
     ensure(all(sample.dtype in DTYPES for sample in graph.samples), MalformedError("a sample of unknown dtype"))
+    ensure(all(p.group < len(graph.groups) for p in graph.parameters), MalformedError("a parameter of no group"))
     limits = {"parameter": len(names), "constant": len(graph.constants), "sample": len(graph.samples)}
-    for position, entry in enumerate(graph.inputs):
-        ensure(entry.index < limits[entry.kind], MalformedError(f"input {position} is no {entry.kind}"))
-    _check_nodes(graph)
+    for forward in filter(None, (graph.train, graph.evaluate)):
+        for position, entry in enumerate(forward.inputs):
+            ensure(entry.index < limits[entry.kind], MalformedError(f"input {position} is no {entry.kind}"))
+        _check_nodes(forward)
+        ensure(set(graph.constants) >= set(forward.updates), MalformedError("statistics of an unknown constant"))
 
 
-def _check_nodes(graph: Graph) -> None:
-    values = len(graph.inputs)
-    for node in graph.nodes:
+def _check_nodes(forward: Forward) -> None:
+    values = len(forward.inputs)
+    for node in forward.nodes:
         ensure(is_allowed(node.op), MalformedError(f"operator {node.op!r} is not on the list of allowed operators"))
         for argument in (*node.args, *node.kwargs.values()):
             read_argument(argument, values)
         values += 1
-    ensure(graph.output < values, MalformedError("the loss is a value that does not exist"))
+    ensure(forward.output < values, MalformedError("the loss is a value that does not exist"))
+    ensure(all(value < values for value in forward.updates.values()), MalformedError("statistics that do not exist"))
 
 
 def _read_constants(data: bytes) -> Tensors:

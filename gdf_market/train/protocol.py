@@ -34,7 +34,7 @@ class UnitFields(Request, frozen=True, kw_only=True):
 
     program: Path
     data: Path
-    tokens: Path
+    content: Path
     checkpoint: Path
     recipe: Recipe
     job: Hash
@@ -64,14 +64,14 @@ class OutcomeRequest(Request, frozen=True, kw_only=True, tag="outcome"):
 class EvaluateRequest(Request, frozen=True, kw_only=True, tag="evaluate"):
     program: Path
     data: Path
-    tokens: Path
+    content: Path
     checkpoint: Path
 
 
 class ProbeRequest(Request, frozen=True, kw_only=True, tag="probe"):
     program: Path
     data: Path
-    tokens: Path
+    content: Path
     checkpoint: Path
     recipe: Recipe
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 5

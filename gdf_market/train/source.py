@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gdf_market.errors import UsageError, ensure
-from gdf_market.train.data import MAX_VOCAB, DataManifest, Tokens
+from gdf_market.train.data import MAX_VOCAB, Content, DataManifest
 
 VALIDATION_PERCENT = 10  # the last tenth
 
@@ -19,20 +19,24 @@ VALIDATION_PERCENT = 10  # the last tenth
 class Dataset:
     """``tokens`` uint16[count] below ``vocab``; the first ``train`` of them are for training."""
 
-    tokens: Tokens
+    tokens: npt.NDArray[np.uint16]
     vocab: int
     train: int
 
     def to_bytes(self) -> bytes:
-        """Return the token file: uint16 little-endian."""
+        """Return the content file: uint16 little-endian."""
         return self.tokens.astype("<u2").tobytes()
 
+    @property
+    def content(self) -> Content:
+        """The same as a worker reads it from the file."""
+        return Content((self.tokens,))
+
     def manifest(self, blob: str, context: int) -> DataManifest:
-        """Return the manifest for the token file stored under the blob id ``blob``."""
+        """Return the manifest for the content file stored under the blob id ``blob``."""
         return DataManifest(
             kind="tokens",
-            tokens=blob,
-            dtype="uint16",
+            content=blob,
             count=len(self.tokens),
             train=self.train,
             vocab=self.vocab,

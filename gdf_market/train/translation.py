@@ -20,8 +20,10 @@ from gdf_market.errors import UsageError, ensure
 from gdf_market.train.graph import (
     DTYPES,
     MAX_RANK,
+    Forward,
     Graph,
     GraphInput,
+    Group,
     Node,
     Parameter,
     Sample,
@@ -40,6 +42,7 @@ _INTEGER_OPERATORS = {
 }
 # Whether a view is possible depends on strides, which differ between devices; a reshape gives the same values.
 _RENAMED = {"aten.view.default": "aten.reshape.default"}
+GROUPS = (Group(), Group(decay_ppm=0))  # only tensors of two and more dimensions decay
 IDENTITIES = {"aten.dropout.default", "aten.feature_dropout.default", "aten.dropout_.default"}
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+')
 _HERE = Path(__file__).parent
@@ -72,16 +75,18 @@ class Translation:
                 self._call(node)
             elif node.op == "output":
                 self._result(node)
+        train = Forward(inputs=tuple(self.inputs), nodes=tuple(self.nodes), output=self.output, updates={})
         graph = Graph(
-            version=1,
+            version=2,
             batch=batch,
+            separable=False,
             samples=tuple(Sample(dtype=dtype_name(s), shape=tuple(s.shape[1:])) for s in samples),
             parameters=tuple(self.parameters),
+            groups=GROUPS,
             constants=tuple(self.constants),
             state=self._state(),
-            inputs=tuple(self.inputs),
-            nodes=tuple(self.nodes),
-            output=self.output,
+            train=train,
+            evaluate=None,
         )
         return Program(graph, self.constants)
 
@@ -121,7 +126,7 @@ class Translation:
         if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
             names = [parameter.name for parameter in self.parameters]
             if name not in names:
-                self.parameters.append(Parameter(name=name, shape=tuple(tensor.shape)))
+                self.parameters.append(Parameter(name=name, shape=tuple(tensor.shape), group=int(tensor.ndim < 2)))
                 names.append(name)
             return GraphInput(kind="parameter", index=names.index(name))
         usable = tensor.dtype in DTYPES.values() and tensor.ndim <= MAX_RANK

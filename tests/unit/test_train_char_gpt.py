@@ -44,7 +44,7 @@ def test_what_is_posted_describes_the_job(job: Job, prepared: Prepared) -> None:
     assert prepared.parameters == sum(parameter.numel() for parameter in job.model.parameters())
     assert prepared.tokens_per_unit == 20 * 8 * 16
     manifest = prepared.manifest("0" * 64)
-    assert len(prepared.tokens) == 2 * manifest.count
+    assert len(prepared.content) == 2 * manifest.count
     assert manifest.vocab == 103
     assert manifest.context == 16
     assert Program.from_bytes(prepared.program).graph.batch == 0
@@ -56,7 +56,7 @@ def test_capturing_twice_gives_the_same_bytes(job: Job, prepared: Prepared) -> N
 
 def test_validation_loss_falls_over_three_rounds(job: Job, prepared: Prepared) -> None:
     program, recipe = Program.from_bytes(prepared.program), prepared.recipe
-    manifest, tokens = prepared.manifest("0" * 64), job.dataset.tokens
+    manifest, tokens = prepared.manifest("0" * 64), job.dataset.content
     checkpoint = prepared.checkpoint
     held_out = evaluation_batches(manifest, tokens, recipe.batch)
     losses = [evaluate(program, unpack(checkpoint, program.size)[0], held_out)]

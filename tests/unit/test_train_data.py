@@ -15,11 +15,12 @@ from train_kit import CONTEXT, JOB, TEXT, dataset
 from gdf_market.codec import decode, encode
 from gdf_market.errors import MalformedError, OversizedError, UsageError
 from gdf_market.train.data import (
-    MAX_EVALUATION_WINDOWS,
+    MAX_EVALUATION_SAMPLES,
     Batch,
+    Content,
     DataManifest,
     evaluation_batches,
-    load_tokens,
+    load_content,
     shard_range,
     unit_batches,
 )
@@ -30,7 +31,7 @@ MANIFEST = dataset().manifest("0" * 64, CONTEXT)
 
 def batches(**changes: Any) -> list[Batch]:
     values: dict[str, Any] = {"job": JOB, "round_index": 3, "shard": 2, "shards": 5, "steps": 4, "batch": 6}
-    return list(unit_batches(MANIFEST, dataset().tokens, **(values | changes)))
+    return list(unit_batches(MANIFEST, dataset().content, **(values | changes)))
 
 
 def test_text_becomes_the_ranks_of_its_characters() -> None:
@@ -96,7 +97,9 @@ def test_windows_are_the_same_everywhere() -> None:
 def test_targets_are_the_next_tokens_and_windows_lie_in_the_shard() -> None:
     first, end = shard_range(MANIFEST, 2, 5)
     numbered = np.arange(MANIFEST.count, dtype=np.uint16)  # each token is its own position
-    drawn = list(unit_batches(MANIFEST, numbered, job=JOB, round_index=0, shard=2, shards=5, steps=50, batch=8))
+    drawn = list(
+        unit_batches(MANIFEST, Content((numbered,)), job=JOB, round_index=0, shard=2, shards=5, steps=50, batch=8)
+    )
     for inputs, targets in drawn:
         assert inputs.shape == targets.shape == (8, CONTEXT)
         assert inputs.dtype == np.int64
@@ -129,16 +132,16 @@ def test_token_files_are_checked(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     good = dataset().to_bytes()
     file.write_bytes(good)
-    assert load_tokens(file, MANIFEST).tolist() == dataset().tokens.tolist()
+    assert load_content(file, MANIFEST).columns[0].tolist() == dataset().tokens.tolist()
     file.write_bytes(good[:-2])
     with pytest.raises(MalformedError, match="token file"):
-        load_tokens(file, MANIFEST)
+        load_content(file, MANIFEST)
     file.write_bytes(good + b"\0\0")
     with pytest.raises(OversizedError, match="token file"):
-        load_tokens(file, MANIFEST)
+        load_content(file, MANIFEST)
     file.write_bytes(good[:-2] + MANIFEST.vocab.to_bytes(2, "little"))
     with pytest.raises(MalformedError, match=f"token {MANIFEST.vocab} in a vocabulary"):
-        load_tokens(file, MANIFEST)
+        load_content(file, MANIFEST)
 
 
 def test_the_manifest_is_a_record() -> None:
@@ -155,6 +158,6 @@ def test_evaluation_windows_lie_in_the_validation_part() -> None:
     assert all(inputs.shape == (8, CONTEXT) for inputs, _ in found)
     assert windows.min() >= MANIFEST.train
     assert max(targets.max() for _, targets in found) < MANIFEST.count
-    assert 8 <= len(windows) <= MAX_EVALUATION_WINDOWS
+    assert 8 <= len(windows) <= MAX_EVALUATION_SAMPLES
     with pytest.raises(MalformedError, match="validation part"):
         evaluation_batches(read_source(TEXT[:80]).manifest("0" * 64, CONTEXT), numbered, 8)

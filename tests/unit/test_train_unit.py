@@ -31,7 +31,7 @@ def batches(settings: Recipe, shard: int = 0, round_index: int = 0) -> list[Batc
     return list(
         unit_batches(
             MANIFEST,
-            dataset().tokens,
+            dataset().content,
             job=JOB,
             round_index=round_index,
             shard=shard,
@@ -143,7 +143,7 @@ def test_every_cheat_is_far_from_the_honest_unit(kind: str) -> None:
 
 def train_rounds(given: Program, parameters: np.ndarray[Any, Any], settings: Recipe, rounds: int) -> list[float]:
     """Two workers, three shards each round: units, codec, integer mean, outer step; the losses after each."""
-    held_out = evaluation_batches(MANIFEST, dataset().tokens, 8)
+    held_out = evaluation_batches(MANIFEST, dataset().content, 8)
     losses = [evaluate(given, parameters, held_out)]
     momentum = np.zeros_like(parameters)
     for round_index in range(rounds):

@@ -65,11 +65,11 @@ async def test_two_runners_with_other_threads_agree(unit: UnitRequest, tmp_path:
         cheat = await one.train(unit, out=second, poison="sign-flip")
         assert cheat.sketches[0] == tuple(-value for value in done.sketches[0])
         assert (await two.audit(unit, claim=second)).excess_ppb > 1_000_000_000
-        before = await one.evaluate(unit.program, unit.data, unit.tokens, unit.checkpoint)
-        after = await one.evaluate(unit.program, unit.data, unit.tokens, tmp_path / "one")
+        before = await one.evaluate(unit.program, unit.data, unit.content, unit.checkpoint)
+        after = await one.evaluate(unit.program, unit.data, unit.content, tmp_path / "one")
         assert after < before
         step_s = await one.probe(
-            program=unit.program, data=unit.data, tokens=unit.tokens, checkpoint=unit.checkpoint, recipe=unit.recipe
+            program=unit.program, data=unit.data, content=unit.content, checkpoint=unit.checkpoint, recipe=unit.recipe
         )
         assert 0 < step_s < 10
         # a request that fails costs nothing but itself
@@ -194,7 +194,7 @@ def answers(*lines: bytes) -> list[dict[str, Any]]:
 
 
 def as_request(unit: UnitRequest, **changes: Any) -> bytes:
-    values = {name: str(getattr(unit, name)) for name in ("program", "data", "tokens", "checkpoint")}
+    values = {name: str(getattr(unit, name)) for name in ("program", "data", "content", "checkpoint")}
     content = {"op": "train", **values, "recipe": unit.recipe, "job": unit.job, "round": 0, "shard": 1, "shards": 4}
     return msgspec.json.encode(content | {"out": str(unit.program) + ".out"} | changes)
 

@@ -12,7 +12,7 @@ from gdf_market.codec import encode
 from gdf_market.messages import Recipe
 from gdf_market.node.trainer import UnitRequest
 from gdf_market.train.checkpoint import pack
-from gdf_market.train.graph import Graph, GraphInput, Node, Parameter, Sample
+from gdf_market.train.graph import Forward, Graph, GraphInput, Group, Node, Parameter, Sample
 from gdf_market.train.program import Program
 from gdf_market.train.source import Dataset, read_source
 
@@ -47,12 +47,20 @@ def dataset() -> Dataset:
 def graph(vocab: int, width: int = 8, **changes: Any) -> Graph:
     """Embedding, linear layer, cross entropy: values 0..3 are the inputs, the nodes follow."""
     values: dict[str, Any] = {
-        "version": 1,
+        "version": 2,
         "batch": 0,
+        "separable": True,
         "samples": (Sample(dtype="int64", shape=(CONTEXT,)), Sample(dtype="int64", shape=(CONTEXT,))),
-        "parameters": (Parameter(name="table", shape=(vocab, width)), Parameter(name="head", shape=(vocab, width))),
+        "parameters": (
+            Parameter(name="table", shape=(vocab, width), group=0),
+            Parameter(name="head", shape=(vocab, width), group=0),
+        ),
+        "groups": (Group(),),
         "constants": ("scale",),
         "state": {"head": "head", "scale": "scale", "table": "table", "tied": "table"},
+        "evaluate": None,
+    }
+    forward: dict[str, Any] = {
         "inputs": (
             GraphInput(kind="parameter", index=0),
             GraphInput(kind="parameter", index=1),
@@ -69,8 +77,10 @@ def graph(vocab: int, width: int = 8, **changes: Any) -> Graph:
             Node(op="aten.cross_entropy_loss.default", args=[{"value": 8}, {"value": 9}], kwargs={}),
         ),
         "output": 10,
+        "updates": {},
     }
-    return Graph(**(values | changes))
+    forward |= {name: changes.pop(name) for name in list(changes) if name in forward}
+    return Graph(**({"train": Forward(**forward)} | values | changes))
 
 
 def program(**changes: Any) -> Program:
@@ -88,7 +98,7 @@ def write_job(folder: Path, given: Program | None = None) -> UnitRequest:
     files = {
         "program": made.to_bytes(),
         "data": encode(dataset().manifest("0" * 64, CONTEXT)),
-        "tokens": dataset().to_bytes(),
+        "content": dataset().to_bytes(),
         "checkpoint": pack(parameters, np.zeros_like(parameters)),
     }
     for name, data in files.items():
