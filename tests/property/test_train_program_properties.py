@@ -48,7 +48,7 @@ def attempt(data: bytes) -> None:
 
 def packed(content: Any) -> bytes:
     graph = msgspec.json.encode(content, order="sorted")
-    return struct.pack("<4sII", b"GDFP", 1, len(graph)) + graph + DATA[GRAPH_END:]
+    return struct.pack("<4sII", b"GDFP", 2, len(graph)) + graph + DATA[GRAPH_END:]
 
 
 @quick
@@ -71,8 +71,8 @@ def test_cut_and_continued_bytes(length: int, rest: bytes) -> None:
 def test_hostile_nodes(added: list[Any], output: int) -> None:
     """Every allowed operator with any arguments: nothing is computed, so sizes cannot hurt."""
     content = msgspec.json.decode(DATA[12:GRAPH_END])
-    content["nodes"] += added
-    content["output"] = output
+    content["train"]["nodes"] += added
+    content["train"]["output"] = output
     attempt(packed(content))
 
 

@@ -16,7 +16,7 @@ from gdf_market.codec import encode
 from gdf_market.errors import MalformedError, OversizedError, PeerError
 from gdf_market.train.checkpoint import pack
 from gdf_market.train.dry_run import dry_run
-from gdf_market.train.graph import MAX_GRAPH_BYTES, MAX_LIST, Graph, GraphInput, Node, Sample
+from gdf_market.train.graph import MAX_GRAPH_BYTES, MAX_LIST, Graph, GraphInput, Node, Parameter, Sample
 from gdf_market.train.interpreter import ProgramModule
 from gdf_market.train.operators import ATEN, MAX_PIECES, check_call, is_allowed, resolve
 from gdf_market.train.program import Program, check_structure, to_safetensors
@@ -33,7 +33,7 @@ def read(given: Graph, constants: dict[str, torch.Tensor] | None = None) -> Prog
 
 def with_node(*nodes: Node, output: int | None = None) -> Graph:
     """The usual graph with nodes put after it; values 0..4 are inputs, 10 is the loss, 11 the first of ``nodes``."""
-    usual = graph(VOCAB)
+    usual = graph(VOCAB).train
     return graph(VOCAB, nodes=(*usual.nodes, *nodes), output=usual.output if output is None else output)
 
 
@@ -79,9 +79,9 @@ def test_flat_vector_keeps_the_order_of_parameters() -> None:
 
 def test_values_are_freed_after_their_last_use() -> None:
     module = ProgramModule(program(), program().unflatten(first_parameters(program().size)))
-    freed = [index for step in module._steps for index in step.last_use]
+    freed = [index for step in module._train.steps for index in step.last_use]
     assert sorted(freed) == list(range(10))  # all but the loss, each once
-    assert module._steps[0].last_use == (0, 2)
+    assert module._train.steps[0].last_use == (0, 2)
 
 
 def test_safetensors_of_a_checkpoint_has_every_name_of_the_state() -> None:
@@ -182,7 +182,7 @@ def test_the_largest_number_of_pieces_is_allowed() -> None:
     many = call("aten.expand.default", value(10), [MAX_PIECES])
     split = call("aten.split.Tensor", value(11), 1)
     last = call("item", value(12), MAX_PIECES - 1)
-    assert read(with_node(many, split, last)).graph.nodes[-1] == last
+    assert read(with_node(many, split, last)).graph.train.nodes[-1] == last
 
 
 def test_integers_of_a_program_stay_small() -> None:
@@ -239,7 +239,7 @@ def test_floats_are_refused_where_integers_are_meant() -> None:
     old = encode(graph(VOCAB))
     new = old.replace(b'"op":"aten.mul.Tensor"', b'"op":"aten.mul.Tensor"', 1).replace(b"[-1,", b"[1.5,", 1)
     assert new != old
-    forged = struct.pack("<4sII", b"GDFP", 1, len(new)) + new + data[12 + len(old) :]
+    forged = struct.pack("<4sII", b"GDFP", 2, len(new)) + new + data[12 + len(old) :]
     with pytest.raises(MalformedError, match="no argument"):
         Program.from_bytes(forged)
 
@@ -248,14 +248,14 @@ def test_containers_that_are_not_canonical_are_refused() -> None:
     data = program().to_bytes()
     length = struct.unpack_from("<I", data, 8)[0]
     constants = safetensors.torch.save({"scale": torch.tensor(2.0)}, metadata={"note": "hidden"})
-    too_long = struct.pack("<4sII", b"GDFP", 1, MAX_GRAPH_BYTES + 1) + b" " * (MAX_GRAPH_BYTES + 1)
+    too_long = struct.pack("<4sII", b"GDFP", 2, MAX_GRAPH_BYTES + 1) + b" " * (MAX_GRAPH_BYTES + 1)
     for other in (
         b"",
         data[:12],
         data[:-1],
         data + b"\0",
         b"GDFX" + data[4:],
-        data[:4] + b"\2" + data[5:],
+        data[:4] + b"\1" + data[5:],
         data[:8] + struct.pack("<I", length + 1) + data[12:],
         data[: 12 + length] + constants,
         too_long,
@@ -275,9 +275,8 @@ def test_constants_of_other_types_are_refused() -> None:
 
 
 def test_empty_and_oversized_parameters_are_refused() -> None:
-    from gdf_market.train.graph import Parameter
-
     for shape in ((0,), (2**20, 2**12)):
-        bad = graph(VOCAB, parameters=(Parameter(name="table", shape=shape), Parameter(name="head", shape=(1,))))
+        table = Parameter(name="table", shape=shape, group=0)
+        bad = graph(VOCAB, parameters=(table, Parameter(name="head", shape=(1,), group=0)))
         with pytest.raises(PeerError):
             check_structure(Program(bad, program().constants))
