@@ -32,9 +32,14 @@ from gdf_market.units import PPM
 DURATIONS = ("bid_ms", "work_ms", "reveal_ms", "receipt_ms", "result_ms", "audit_ms", "hold_ms")
 
 
+def compute_units(spec: JobPost) -> int:
+    """Return the units of a job in which every round has all of them; a warm round has one."""
+    return spec.warm_rounds + (spec.rounds - spec.warm_rounds) * spec.units_per_round
+
+
 def escrow_of(spec: JobPost) -> tuple[int, int]:
     """Return what a job locks at its post, in micro-credits: for pay and merit, and for audits."""
-    pay = spec.rounds * spec.units_per_round * spec.reserve_price
+    pay = compute_units(spec) * spec.reserve_price
     return pay + -(-pay * spec.merit_ppm // PPM), spec.audit_budget
 
 
@@ -80,6 +85,10 @@ def _check_terms(draft: Draft, spec: JobPost) -> None:
     ensure(
         spec.min_workers <= spec.units_per_round,
         RuleError(f"{spec.min_workers} workers cannot share {spec.units_per_round} units per round; lower min_workers"),
+    )
+    ensure(
+        spec.warm_rounds <= spec.rounds,
+        RuleError(f"{spec.warm_rounds} of {spec.rounds} rounds cannot be warm rounds; lower warm_rounds"),
     )
     ensure(
         draft.now < spec.deadline_ms <= draft.now + MAX_JOB_MS,

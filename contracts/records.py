@@ -180,6 +180,7 @@ class Round(Record, frozen=True, kw_only=True):
     checkpoint: Hash  # what the round starts from
     price: UInt  # clearing price of the round
     units: tuple[UInt, ...]  # slots at work in this round
+    done: UInt = 0  # rounds of the job that were completed when it began
     audit_seed: str = ""  # draws audits; set when the commits are final
     attesters: tuple[AccountId, ...] = ()
     receipts: tuple[tuple[AccountId, tuple[UInt, ...]], ...] = ()

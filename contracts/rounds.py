@@ -7,6 +7,8 @@ Rules kept here:
 
 from __future__ import annotations
 
+import msgspec
+
 from contracts.accounts import Where, emit, where_unit
 from contracts.auction import get_open_bids, process_leftover_bids, process_uncovered_slots, process_vacancies
 from contracts.draws import get_held_workers
@@ -16,7 +18,7 @@ from contracts.state import Draft, View, job_key, present, require, round_key, u
 from gdf_market import identity, vrf
 from gdf_market.codec import digest, encode
 from gdf_market.errors import RuleError, ensure
-from gdf_market.messages import Commit, Outcome, Receipt, Result, Reveal, commitment, draw, shard_alpha
+from gdf_market.messages import Commit, JobPost, Outcome, Receipt, Recipe, Result, Reveal, commitment, draw, shard_alpha
 from gdf_market.units import PPM, format_credits
 
 
@@ -144,6 +146,22 @@ def process_round_start(draft: Draft, job_id: str) -> None:
     _start_round(draft, job)
 
 
+def is_warm(spec: JobPost, done: int) -> bool:
+    """Say whether the round after ``done`` completed ones is a warm round: one worker's ordinary steps.
+
+    Averaging pays from a start that is past its first, steep descent (DiLoCo, section 3.1, starts from a pretrained
+    model); until there, more workers add little.
+    """
+    return done < spec.warm_rounds
+
+
+def get_recipe(spec: JobPost, round_: Round) -> Recipe:
+    """Return the recipe of a round: the outer step of a warm round takes its one update as it is."""
+    if not is_warm(spec, round_.done):
+        return spec.recipe
+    return msgspec.structs.replace(spec.recipe, outer_lr_ppm=PPM, outer_momentum_ppm=0)
+
+
 def can_start_round(job: Job) -> bool:
     """Say whether the job may have more units whose pay is held."""
     return len(job.unsettled) + job.spec.units_per_round <= MAX_UNSETTLED
@@ -153,6 +171,8 @@ def _start_round(draft: Draft, job: Job) -> None:
     beacon = bytes.fromhex(draft.context.beacon)
     seed = digest("gdf/round-seed", beacon, bytes.fromhex(job.id), job.round.to_bytes(8, "big"))
     slots = tuple(slot for slot, worker in enumerate(job.slots) if worker)
+    if is_warm(job.spec, job.completed):
+        slots = (slots[int.from_bytes(seed, "big") % len(slots)],)
     round_ = Round(
         job=job.id,
         index=job.round,
@@ -163,6 +183,7 @@ def _start_round(draft: Draft, job: Job) -> None:
         checkpoint=job.checkpoint,
         price=job.clearing_price,
         units=slots,
+        done=job.completed,
     )
     draft.put(round_key(job.id, job.round), round_)
     for slot in slots:

@@ -103,6 +103,7 @@ class JobPost(Body, frozen=True, kw_only=True, tag="job_post"):
     device_class: DeviceClass
     rounds: Annotated[int, msgspec.Meta(ge=1, le=MAX_ROUNDS)]
     units_per_round: Annotated[int, msgspec.Meta(ge=1, le=MAX_UNITS_PER_ROUND)]
+    warm_rounds: Annotated[int, msgspec.Meta(ge=0, le=MAX_ROUNDS)] = 0  # first rounds, of one unit each
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
     min_workers: Annotated[int, msgspec.Meta(ge=1, le=MAX_UNITS_PER_ROUND)]
     reserve_price: Positive  # micro-credits per accepted unit

@@ -37,6 +37,7 @@ class Terms:
     rounds: int
     units: int
     min_workers: int
+    warm_rounds: int
     shards: int
     max_price: int
     bond: int
@@ -65,6 +66,13 @@ class Terms:
     default=1,
     show_default=True,
     help="Workers without which no round starts.",
+)
+@click.option(
+    "--warm-rounds",
+    type=click.IntRange(0, 10_000),
+    default=0,
+    show_default=True,
+    help="First rounds of one unit each: a model from scratch gains little from averaging at its steep start.",
 )
 @click.option(
     "--shards",
@@ -185,7 +193,7 @@ def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tupl
         "data": store.put_bytes(encode(prepared.manifest(content))),
         "checkpoint": store.put_bytes(prepared.checkpoint),
     }
-    audits = terms.rounds * terms.units
+    audits = terms.warm_rounds + (terms.rounds - terms.warm_rounds) * terms.units
     now = time.time_ns() // 1_000_000
     fields = {
         "title": (title or prepared.title or file.stem)[:80],
@@ -196,6 +204,7 @@ def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tupl
         "device_class": terms.device_class,
         "rounds": terms.rounds,
         "units_per_round": terms.units,
+        "warm_rounds": terms.warm_rounds,
         "shards": terms.shards,
         "min_workers": terms.min_workers,
         "reserve_price": terms.max_price,
@@ -223,7 +232,7 @@ def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes
     """Measure a few steps here and derive time and bytes."""
     from gdf_market.messages import Recipe
     from gdf_market.node.trainer import Trainer
-    from gdf_market.train.codec import encoded_size
+    from gdf_market.train.codec import Codec
 
     recipe = msgspec.convert(fields["recipe"], Recipe)
 
@@ -239,7 +248,7 @@ def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes
             )
 
     step_s = run_async(probe)
-    update = encoded_size(fields["parameters"], recipe.codec_bits, recipe.codec_block)
+    update = Codec.of(recipe).expected_bytes(fields["parameters"])
     unit_s = step_s * recipe.steps
     return {
         "step_s": step_s,
@@ -260,6 +269,8 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
         raise UsageError(f"these terms make no valid order: {error}") from None
     if spec.device_class not in DEVICE_CLASSES:
         raise UsageError(f"--device-class {spec.device_class} is none of {', '.join(DEVICE_CLASSES)}")
+    if spec.warm_rounds > spec.rounds:
+        raise UsageError(f"--warm-rounds {spec.warm_rounds} exceeds --rounds {spec.rounds}; lower it")
     if spec.min_workers > spec.units_per_round:
         raise UsageError(f"--min-workers {spec.min_workers} exceeds --units {spec.units_per_round}; lower it")
     escrow, audits = escrow_of(spec)

@@ -17,6 +17,7 @@ import structlog
 import trio
 
 from contracts.records import Job, Round, Unit
+from contracts.rounds import get_recipe
 from contracts.views import Action, pending_actions
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import encode
@@ -39,7 +40,7 @@ from gdf_market.node.journal import AuditNote, UnitNote
 from gdf_market.node.ledger_service import now_ms
 from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.trainer import UnitRequest
-from gdf_market.train.codec import encoded_size
+from gdf_market.train.codec import Codec
 from gdf_market.units import SECOND_MS
 from verifier.sketch import openings, sketch_tree
 from verifier.sortition import audit_ticket, draw_shard
@@ -238,7 +239,7 @@ class Roles:
         computed = await context.trainer.outcome(
             program=files.program,
             checkpoint=await context.checkpoint(job, round_.checkpoint),
-            recipe=job.spec.recipe,
+            recipe=get_recipe(job.spec, round_),
             updates=updates,
             shards={unit.slot: unit.shard for unit in included},
             out=out,
@@ -344,8 +345,7 @@ class Roles:
         )
 
     async def _update_path(self, job: Job, unit: Unit) -> Path:
-        recipe = job.spec.recipe
-        limit = encoded_size(job.spec.parameters, recipe.codec_bits, recipe.codec_block)
+        limit = Codec.of(job.spec.recipe).max_bytes(job.spec.parameters)
         return await self._context.bulk.fetch(unit.update, max_bytes=limit)
 
     def _job(self, job: str) -> Job:

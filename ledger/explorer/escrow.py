@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from contracts.jobs import compute_units
 from contracts.records import Job
 from gdf_market.messages import JobPost
 from gdf_market.units import PPM
@@ -104,7 +105,7 @@ BONDS = Pots(
 
 def job_budget(spec: JobPost) -> Budget:
     """Return the escrow that the rules lock for a job."""
-    base = spec.rounds * spec.units_per_round * spec.reserve_price
+    base = compute_units(spec) * spec.reserve_price
     return Budget(base, -(-base * spec.merit_ppm // PPM), spec.audit_budget)
 
 

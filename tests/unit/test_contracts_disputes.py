@@ -27,7 +27,7 @@ from tests.contracts_world import (
 )
 
 VALIDATORS = ("val", "val2", "val3", "val4", "val5")
-NAMES = ("owner", "other", "w1", "w2", "w3", *VALIDATORS)
+NAMES = ("owner", "other", "w1", "w2", "w3", *VALIDATORS, "val6")
 FAIL, GREY, PASS = 50_000_000, 500_000, 0
 
 

@@ -3,13 +3,15 @@
 import pytest
 
 from contracts.draws import compute_audit_chance_ppm
+from contracts.jobs import compute_units, escrow_of
 from contracts.records import Round
+from contracts.rounds import get_recipe
 from contracts.settle import compute_merit
 from contracts.views import Action
 from gdf_market import vrf
 from gdf_market.codec import digest
 from gdf_market.messages import Commit, Flag, Outcome, Receipt, Rejected, Result, Reveal, commitment, draw, shard_alpha
-from gdf_market.units import CREDIT
+from gdf_market.units import CREDIT, PPM
 from tests.contracts_world import (
     Actor,
     World,
@@ -520,3 +522,39 @@ def test_a_worker_that_is_a_validator_attests_once() -> None:
     world.cast(Actor("w1"), Actor("w2"))
     round_ = play_to(world, job, "receipt")
     assert round_.attesters == (key_of("w1").account, key_of("w2").account)
+
+
+# warm rounds
+
+
+def test_warm_rounds_have_one_unit_whose_update_counts_in_full() -> None:
+    world = make_world()
+    job = start(world, "w1", "w2", "w3", units_per_round=3, rounds=3, warm_rounds=2)
+    cast_all(world, "w1", "w2", "w3")
+    spec = world.job(job).spec
+    assert compute_units(spec) == 2 + 3
+    assert escrow_of(spec)[0] == (2 + 3) * spec.reserve_price * (PPM + spec.merit_ppm) // PPM
+    play_to_end(world)
+    rounds = [world.round(job, index) for index in range(3)]
+    assert [len(round_.units) for round_ in rounds] == [1, 1, 3]
+    assert [round_.done for round_ in rounds] == [0, 1, 2]
+    warm = get_recipe(spec, rounds[1])
+    assert (warm.outer_lr_ppm, warm.outer_momentum_ppm) == (PPM, 0)
+    assert get_recipe(spec, rounds[2]) == spec.recipe
+    assert world.job(job).status == "done"
+
+
+def test_a_void_round_does_not_use_a_warm_round_up() -> None:
+    world = make_world()
+    job = start(world, "w1", "w2", units_per_round=2, rounds=2, warm_rounds=1)
+    world.wake()  # nobody commits
+    cast_all(world, "w1", "w2")
+    play_to_end(world)
+    rounds = [world.round(job, index) for index in range(3)]
+    assert [round_.phase for round_ in rounds] == ["void", "settled", "settled"]
+    assert [(len(round_.units), round_.done) for round_ in rounds] == [(1, 0), (1, 0), (2, 1)]
+
+
+def test_there_are_no_more_warm_rounds_than_rounds() -> None:
+    world = make_world()
+    world.refuse(world.job_entry(rounds=2, warm_rounds=3), "warm_rounds")
