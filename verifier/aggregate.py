@@ -9,6 +9,7 @@ has to know.
 Bounds: values below 2**30, at most 64 units.  A mixed sum is below 2**36, a
 trimmed sum of those below 2**42, the divisor at most 4096: int64 cannot
 overflow, and float64, in which the outer step divides, holds the sum exactly.
+Where a chunk's values are small enough for int32, which are twice as fast, those are used.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from gdf_market.messages import MAX_UNITS_PER_ROUND
 from verifier.gram import Gram, Update, squared_distance
+from verifier.trimming import sum_of_middle
+
+Total = npt.NDArray[np.int64]
 
 MIN_UNITS_FOR_NORM_CHECK = 3  # with fewer there is no majority that could define a normal size
 _CHUNK = 1 << 13  # coordinates at a time; a chunk of all units fits the cache
@@ -60,16 +65,37 @@ def _nearest(gram: Gram, keep: int) -> list[list[int]]:
     return [sorted(span, key=lambda j: (squared_distance(gram, i, j), j != i, j))[:keep] for i in span]
 
 
-def nnm_trimmed_mean(updates: Sequence[Update], gram: Gram) -> tuple[Update, int]:
+def nnm_trimmed_mean(updates: Sequence[Update], gram: Gram) -> tuple[Total, int]:
     """Return (sum int64[n], divisor): the robust mean of ``updates`` is sum / divisor."""
     count = len(updates)
     assert 1 <= count <= MAX_UNITS_PER_ROUND
     bad = tolerated(count)
-    nearest = _nearest(gram, count - bad)
+    keep = count - bad
+    nearest = _nearest(gram, keep)
     total = np.empty(len(updates[0]), dtype=np.int64)
     for start in range(0, len(total), _CHUNK):
         part = slice(start, start + _CHUNK)
         columns = np.stack([update[part] for update in updates])
-        mixed = np.stack([columns[rows].sum(axis=0) for rows in nearest])
-        total[part] = np.sort(mixed, axis=0)[bad : count - bad].sum(axis=0)
-    return total, (count - bad) * (count - 2 * bad)
+        largest = max(int(columns.max()), -int(columns.min()))
+        # the widest numbers below: all updates added up, or the sum of what the trimming leaves
+        narrow = largest * max(count, keep * (count - 2 * bad)) < 2**31
+        whole = columns.astype(np.int32) if narrow else columns.astype(np.int64)
+        mixed = _mixed(whole, nearest)
+        total[part] = sum_of_middle(mixed, bad)
+    return total, keep * (count - 2 * bad)
+
+
+def _mixed(columns: Update, nearest: Sequence[Sequence[int]]) -> Update:
+    """Return, for each list of rows, their sum: as the sum of all without the others, if those are fewer."""
+    everything = range(len(columns))
+    total = np.add.reduce(columns, axis=0, dtype=columns.dtype)
+    mixed = np.empty((len(nearest), columns.shape[1]), columns.dtype)
+    for row, near in zip(mixed, nearest, strict=True):
+        far = sorted(set(everything) - set(near))
+        if len(far) < len(near):
+            row[:] = total
+            for i in far:
+                np.subtract(row, columns[i], out=row)
+        else:
+            np.add.reduce(columns[near], axis=0, out=row)
+    return mixed

@@ -1,10 +1,12 @@
 """The exact Gram matrix of a round's decoded updates: every pairwise number in verification comes from it.
 
-Two 15-bit limbs per value make float64 exact: a product of limbs is at most
-2**30, so 2**23 of them add up within the 53 bits that float64 keeps exact, in
-whatever order or with whatever fused instruction they are added.  The products
-go through einsum's own loop: BLAS would start threads, and on a busy machine
-those wait for each other (20 x 1M values: 19 s instead of 1).
+float64 is exact as long as no sum of products leaves 2**53, in whatever order
+or with whatever fused instruction they are added.  A chunk of small values
+(below 2**20, which is a pseudo-gradient of 0.004) is multiplied as it is.
+Larger ones are split into two 15-bit limbs, whose products are at most 2**30.
+
+The products go through BLAS in pieces too small for it to start threads, which
+on a busy machine wait for each other (20 x 1M values: 19 s instead of 1).
 """
 
 from __future__ import annotations
@@ -15,39 +17,72 @@ import numpy as np
 import numpy.typing as npt
 
 Gram = list[list[int]]  # symmetric; gram[i][j] is the inner product of updates i and j
-Update = npt.NDArray[np.int64]
+Update = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 VALUE_LIMIT = 2**30  # absolute values of a decoded update stay below this
+_EXACT = 2**53  # float64 holds every integer up to here
 _LIMB_BITS = 15
 _CHUNK = 1 << 13  # columns at a time: fits the cache, and is far below the 2**23 that stay exact
+_ALONE = 1 << 18  # multiplications that OpenBLAS does in the calling thread
+_SPLIT = 26  # sums are kept as two int64: exact for 2**36 chunks
+
+Matrix = npt.NDArray[np.float64]
 
 
 def gram(updates: Sequence[Update]) -> Gram:
-    """Return the inner products of int64[n] ``updates`` (values within VALUE_LIMIT) as exact integers."""
+    """Return the inner products of integer ``updates`` [n] (values within VALUE_LIMIT) as exact integers."""
     count, length = len(updates), len(updates[0])
     assert all(len(update) == length for update in updates), "form checks come before the Gram matrix"
-    # int64 sums of limb products: exact up to 2**33 values
-    high, cross, low = (np.zeros((count, count), dtype=np.int64) for _ in range(3))
+    sums = {shift: _Sum(count) for shift in (0, _LIMB_BITS, 2 * _LIMB_BITS)}
+    columns = np.zeros((count, _CHUNK), np.float64)
     for start in range(0, length, _CHUNK):
-        columns = np.stack([update[start : start + _CHUNK] for update in updates])
-        assert int(np.abs(columns).max()) < VALUE_LIMIT, "the codec decodes to smaller values"
-        # value = upper * 2**15 + lower; the shift rounds down, so the lower limb is never negative
-        upper = (columns >> _LIMB_BITS).astype(np.float64)
-        lower = (columns & ((1 << _LIMB_BITS) - 1)).astype(np.float64)
-        high += _products(upper, upper)
-        cross += _products(upper, lower)
-        low += _products(lower, lower)
-    cross += cross.T.copy()
-    return [[_combine(int(high[i, j]), int(cross[i, j]), int(low[i, j])) for j in range(count)] for i in range(count)]
+        for row, update in zip(columns, updates, strict=True):
+            part = update[start : start + _CHUNK]
+            row[: part.size] = part
+            row[part.size :] = 0.0
+        _add_products(sums, columns)
+    totals = [(shift, each.total()) for shift, each in sums.items()]
+    return [[sum(total[i][j] << shift for shift, total in totals) for j in range(count)] for i in range(count)]
 
 
-def _products(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return int64[n, n], the inner products of the rows of ``a`` with those of ``b``."""
-    return np.asarray(np.einsum("ik,jk->ij", a, b), dtype=np.int64)
+class _Sum:
+    """A count x count matrix of integers, added to chunk by chunk."""
+
+    def __init__(self, count: int) -> None:
+        self._high, self._low = (np.zeros((count, count), np.int64) for _ in range(2))
+
+    def add(self, products: Matrix) -> None:
+        """Add whole float64 within 2**54."""
+        whole = products.astype(np.int64)
+        self._high += whole >> _SPLIT
+        self._low += whole & ((1 << _SPLIT) - 1)
+
+    def total(self) -> Gram:
+        pairs = zip(self._high.tolist(), self._low.tolist(), strict=True)
+        return [[(high << _SPLIT) + low for high, low in zip(*rows, strict=True)] for rows in pairs]
 
 
-def _combine(high: int, cross: int, low: int) -> int:
-    return (high << (2 * _LIMB_BITS)) + (cross << _LIMB_BITS) + low
+def _add_products(sums: dict[int, _Sum], columns: Matrix) -> None:
+    largest = int(max(columns.max(), -columns.min()))
+    assert largest < VALUE_LIMIT, "the codec decodes to smaller values"
+    if largest * largest * _CHUNK <= _EXACT:
+        sums[0].add(_products(columns, columns))
+        return
+    # value = upper * 2**15 + lower; floor makes the lower limb never negative; all of it is exact
+    upper = np.floor(columns * 2.0**-_LIMB_BITS)
+    lower = columns - upper * 2.0**_LIMB_BITS
+    cross = _products(upper, lower)
+    sums[2 * _LIMB_BITS].add(_products(upper, upper))
+    sums[_LIMB_BITS].add(cross + cross.T)
+    sums[0].add(_products(lower, lower))
+
+
+def _products(a: Matrix, b: Matrix) -> Matrix:
+    """Return [count, count], the inner products of the rows of ``a`` with those of ``b``."""
+    count = len(a)
+    width = min(_CHUNK, 1 << ((_ALONE // (count * count)).bit_length() - 1))
+    left, right = (each.reshape(count, -1, width) for each in (a, b))
+    return np.asarray(np.matmul(left.transpose(1, 0, 2), right.transpose(1, 2, 0)).sum(axis=0))
 
 
 def select(matrix: Gram, indices: Sequence[int]) -> Gram:

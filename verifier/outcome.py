@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gdf_market.errors import MalformedError, PeerError
 from gdf_market.messages import Flag, Recipe, Rejected
 from gdf_market.train.checkpoint import pack, unpack
-from gdf_market.train.codec import decode_update
+from gdf_market.train.codec import Codec
 from gdf_market.train.outer import outer_step
 from verifier.aggregate import form_check, nnm_trimmed_mean
 from verifier.gram import Update, gram, select
@@ -78,11 +78,12 @@ def compute_outcome(
 
 def _decode_all(updates: Mapping[int, bytes], recipe: Recipe, n: int) -> tuple[dict[int, Update], dict[int, str]]:
     """Return (decoded updates by ascending slot, reason by slot that does not decode)."""
+    codec = Codec.of(recipe)
     decoded: dict[int, Update] = {}
     undecodable: dict[int, str] = {}
     for slot in sorted(updates):
         try:
-            decoded[slot] = decode_update(updates[slot], n, recipe.codec_bits, recipe.codec_block)
+            decoded[slot] = codec.decode(updates[slot], n)
         except MalformedError:
             undecodable[slot] = UNDECODABLE
     return decoded, undecodable

@@ -9,7 +9,7 @@ from typing import Any
 from contracts.records import Audit, Bid, Dispute, Job, Round, Unit
 from gdf_market.demo.market import WORKER_GRANT, Market
 from gdf_market.demo.processes import Member
-from gdf_market.train.codec import encoded_size
+from gdf_market.train.codec import Codec
 from ledger.reading import record_of, records_of
 from ledger.store import LedgerStore
 
@@ -147,7 +147,7 @@ def traffic(job: Job, rounds: list[Round]) -> dict[str, float]:
     all-reduce of n values over k workers receives 2 * 4n * (k - 1) / k bytes a step.
     """
     spec, recipe = job.spec, job.spec.recipe
-    size = encoded_size(spec.parameters, recipe.codec_bits, recipe.codec_block)
+    size = Codec.of(recipe).expected_bytes(spec.parameters)
     settled = [round_ for round_ in rounds if round_.outcome is not None]
     workers = sum(len(round_.units) for round_ in settled) / max(1, len(settled))
     tokens = max(1, spec.tokens_per_unit)

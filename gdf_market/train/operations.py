@@ -20,7 +20,7 @@ from gdf_market.codec import decode
 from gdf_market.errors import MalformedError, OversizedError, StorageError, ensure
 from gdf_market.messages import Flag, Recipe, Rejected
 from gdf_market.train.checkpoint import packed_size, unpack
-from gdf_market.train.codec import encode_update, encoded_size
+from gdf_market.train.codec import Codec
 from gdf_market.train.data import (
     Batch,
     Content,
@@ -89,7 +89,7 @@ class Verification:
     """verifier.sketch.sketch, verifier.verdict.measure and verifier.outcome.compute_outcome."""
 
     sketch: Sketch
-    measure: Callable[[bytes, Floats, int, int], Distances]
+    measure: Callable[[bytes, Floats, Codec], Distances]
     outcome: Callable[[bytes, Mapping[int, bytes], Mapping[int, int], Recipe, int], Outcome]
 
 
@@ -117,7 +117,7 @@ class Operations:
     def _train(self, request: TrainRequest) -> TrainReply:
         started = time.perf_counter()
         run = self._run(request, request.poison)
-        _write(request.out, encode_update(run.delta, request.recipe.codec_bits, request.recipe.codec_block))
+        _write(request.out, Codec.of(request.recipe).encode(run.delta))
         return TrainReply(
             update_path=request.out,
             sketches=run.sketches,
@@ -127,10 +127,10 @@ class Operations:
         )
 
     def _audit(self, request: AuditRequest) -> AuditReply:
-        started, recipe = time.perf_counter(), request.recipe
+        started, codec = time.perf_counter(), Codec.of(request.recipe)
         run = self._run(request, "")
-        claim = _read(request.claim, encoded_size(run.delta.size, recipe.codec_bits, recipe.codec_block))
-        distances = self._verification.measure(claim, run.delta, recipe.codec_bits, recipe.codec_block)
+        claim = _read(request.claim, codec.max_bytes(run.delta.size))
+        distances = self._verification.measure(claim, run.delta, codec)
         return AuditReply(
             excess_ppb=distances.excess_ppb,
             distance_ppb=distances.distance_ppb,
@@ -142,7 +142,7 @@ class Operations:
         n, recipe = self._programs(request.program).size, request.recipe
         missing = sorted(set(request.updates) - set(request.shards))
         ensure(not missing, MalformedError(f"no shard is given for the slots {missing}"))
-        limit = encoded_size(n, recipe.codec_bits, recipe.codec_block)
+        limit = Codec.of(recipe).max_bytes(n)
         # one byte more than an update may have: what is longer does not decode, and is rejected as such
         updates = {slot: _read(path, limit + 1, cut=True) for slot, path in request.updates.items()}
         checkpoint = _read(request.checkpoint, packed_size(n))

@@ -108,6 +108,8 @@ def summary(spec: JobPost) -> str:
 def recipe_terms(recipe: Recipe) -> list[tuple[str, str]]:
     """Return the recipe as (term, meaning) pairs."""
     clip = f"{recipe.clip_ppm / PPM:g}" if recipe.clip_ppm else "none"
+    sparse = recipe.codec_density_ppm < PPM
+    held = f"the largest {recipe.codec_density_ppm / 10_000:g}% of the values" if sparse else "all values"
     return [
         ("Inner optimizer", recipe.inner),
         ("Inner steps per unit", number(recipe.steps)),
@@ -119,7 +121,7 @@ def recipe_terms(recipe: Recipe) -> list[tuple[str, str]]:
         ("Re-warm-up steps", number(recipe.rewarm_steps)),
         ("Outer learning rate", f"{recipe.outer_lr_ppm / PPM:g}"),
         ("Outer Nesterov momentum", f"{recipe.outer_momentum_ppm / PPM:g}"),
-        ("Update codec", f"{recipe.codec_bits} bits, blocks of {recipe.codec_block}"),
+        ("Update codec", f"{held}, {recipe.codec_bits} bits, blocks of {recipe.codec_block}"),
     ]
 
 
