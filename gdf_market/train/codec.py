@@ -117,7 +117,7 @@ class Codec:
 
         Raises DivergedError when a value is not finite or beyond the grid.
         """
-        return self._write(self.quantise(delta))
+        return self.write(self.quantise(delta))
 
     def encode_with_feedback(self, delta: Floats, residual: Floats) -> tuple[bytes, Floats]:
         """Return (bytes of delta + residual, what they leave out: the next ``residual`` f32[n]).
@@ -128,7 +128,7 @@ class Codec:
         wanted = np.add(delta, residual, dtype=np.float32)
         made = self.quantise(wanted)
         sent = made.spread(made.values()).astype(np.float32) * np.float32(2.0**-GRID_BITS)
-        return self._write(made), wanted - sent
+        return self.write(made), wanted - sent
 
     def quantise(self, delta: npt.NDArray[Any]) -> Quantised:
         """Return what ``encode`` writes.  Raises DivergedError as it does."""
@@ -167,7 +167,8 @@ class Codec:
         blocks.check_codes(codes, scales, self.bits, self.block)
         return Quantised(n, self.block, places, codes, scales)
 
-    def _write(self, made: Quantised) -> bytes:
+    def write(self, made: Quantised) -> bytes:
+        """Return the bytes of what was quantised with this codec."""
         places = b"" if made.places is None else support.gaps_to_bytes(made.places)
         body = places + blocks.scales_to_bytes(made.scales) + blocks.pack(made.codes, self.bits)
         frame = compress(body)
