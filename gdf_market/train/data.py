@@ -4,6 +4,7 @@ Kinds:
 * ``tokens``: uint16 little-endian, one after another.  A sample is a window of ``context`` tokens and the same window
   moved on by one.
 * ``rows``: ``count`` rows of the same fields, stored column after column, little-endian, each column row after row.
+  A field may be stored in fewer bytes than a program gets: integers in a smaller type, images as bytes.
 
 Rules kept here:
 1. The first ``train`` tokens or rows are for training, the rest for validation.
@@ -36,7 +37,14 @@ STATISTICS_BATCHES = 64  # of a pass that gathers the running statistics of batc
 
 FIELD_DTYPES = {
     "uint8": "|u1", "bool": "|b1", "int32": "<i4", "int64": "<i8", "float16": "<f2", "float32": "<f4",
+    "int16": "<i2", "uint16": "<u2",  # stored only
 }  # fmt: skip
+# of what a program gets, the smaller types that it may be stored in; float32 of bytes needs a divisor
+STORED_AS = {
+    "int64": ("uint8", "int16", "uint16", "int32"),
+    "int32": ("uint8", "int16", "uint16"),
+    "float32": ("uint8",),
+}
 _ROW_BATCH = 64  # rows of an evaluation batch, where the program does not say
 
 Array = npt.NDArray[Any]
@@ -44,17 +52,34 @@ Batch = tuple[Array, ...]
 
 
 class Field(Record, frozen=True, kw_only=True):
-    """One column: its dtype and the shape of one row's value.  Integers lie within [low, high]."""
+    """One column: the dtype that a program gets, and the shape of one row's value.  Integers lie within [low, high].
+
+    ``stored`` is the dtype in the file where that is another one.  A float32 stored as uint8 is
+    float32(byte) / float32(``divisor``), one correctly rounded division.
+    """
 
     dtype: Annotated[str, msgspec.Meta(pattern=r"\A(uint8|bool|int32|int64|float16|float32)\Z")]
     shape: Annotated[tuple[Annotated[int, msgspec.Meta(ge=1, le=2**31)], ...], msgspec.Meta(max_length=7)]
     low: Int = 0
     high: Int = 0
+    stored: Annotated[str, msgspec.Meta(pattern=r"\A(uint8|int16|uint16|int32)?\Z")] = ""
+    divisor: Annotated[int, msgspec.Meta(ge=0, le=255)] = 0
+
+    @property
+    def file_dtype(self) -> np.dtype[Any]:
+        """The dtype of the column in the file."""
+        return np.dtype(FIELD_DTYPES[self.stored or self.dtype])
 
     @property
     def row_bytes(self) -> int:
-        """The bytes of one row's value."""
-        return int(np.dtype(FIELD_DTYPES[self.dtype]).itemsize) * _product(self.shape)
+        """The bytes of one row's value in the file."""
+        return int(self.file_dtype.itemsize) * _product(self.shape)
+
+    def restore(self, stored: Array) -> Array:
+        """Return what a program gets for values read from the file."""
+        if self.divisor:
+            return np.divide(stored, np.float32(self.divisor), dtype=np.float32)
+        return np.ascontiguousarray(stored, dtype=FIELD_DTYPES[self.dtype])
 
 
 class DataManifest(Record, frozen=True, kw_only=True):
@@ -88,6 +113,10 @@ def check_manifest(manifest: DataManifest, shards: int) -> None:
         manifest.train <= manifest.count,
         MalformedError(f"training part of {manifest.train} {manifest.kind} in a file of {manifest.count}"),
     )
+    for number, field in enumerate(manifest.fields):
+        fits = not field.stored or field.stored in STORED_AS.get(field.dtype, ())
+        scaled = bool(field.divisor) == (field.dtype == "float32" and field.stored == "uint8")
+        ensure(fits and scaled, MalformedError(f"field {number}: {field.dtype} stored as {field.stored or 'itself'}"))
     row_bytes = sum(field.row_bytes for field in manifest.fields)
     ensure(row_bytes <= MAX_ROW_BYTES, OversizedError(f"rows of {row_bytes} bytes"))
     smallest, least = manifest.train // shards, manifest.context + 1
@@ -122,7 +151,7 @@ def load_content(path: Path, manifest: DataManifest) -> Content:
         return Content((column,))
     columns, offset = [], 0
     for number, field in enumerate(manifest.fields):
-        column = np.memmap(path, FIELD_DTYPES[field.dtype], "r", offset, (manifest.count, *field.shape))
+        column = np.memmap(path, field.file_dtype, "r", offset, (manifest.count, *field.shape))
         _check_column(column, field, number)
         columns.append(column)
         offset += field.row_bytes * manifest.count
@@ -132,7 +161,7 @@ def load_content(path: Path, manifest: DataManifest) -> Content:
 def _check_column(column: Array, field: Field, number: int) -> None:
     if field.dtype in ("int32", "int64"):
         _check_range(column, field.low, field.high, f"field {number}:")
-    elif field.dtype in ("float16", "float32"):
+    elif field.dtype in ("float16", "float32") and not field.divisor:
         flat = column.reshape(-1)
         for start in range(0, len(flat), 1 << 24):
             finite = bool(np.isfinite(flat[start : start + (1 << 24)]).all())
@@ -205,7 +234,8 @@ def _samples(manifest: DataManifest, content: Content, places: npt.NDArray[np.in
     if manifest.kind == "tokens":
         windows = content.columns[0][places[:, None] + np.arange(manifest.context + 1)].astype(np.int64)
         return np.ascontiguousarray(windows[:, :-1]), np.ascontiguousarray(windows[:, 1:])
-    return tuple(np.ascontiguousarray(column[places]) for column in content.columns)
+    pairs = zip(manifest.fields, content.columns, strict=True)
+    return tuple(field.restore(column[places]) for field, column in pairs)
 
 
 def _product(shape: tuple[int, ...]) -> int:

@@ -134,13 +134,13 @@ def test_token_files_are_checked(tmp_path: Path) -> None:
     file.write_bytes(good)
     assert load_content(file, MANIFEST).columns[0].tolist() == dataset().tokens.tolist()
     file.write_bytes(good[:-2])
-    with pytest.raises(MalformedError, match="token file"):
+    with pytest.raises(MalformedError, match="content file"):
         load_content(file, MANIFEST)
     file.write_bytes(good + b"\0\0")
-    with pytest.raises(OversizedError, match="token file"):
+    with pytest.raises(OversizedError, match="content file"):
         load_content(file, MANIFEST)
     file.write_bytes(good[:-2] + MANIFEST.vocab.to_bytes(2, "little"))
-    with pytest.raises(MalformedError, match=f"token {MANIFEST.vocab} in a vocabulary"):
+    with pytest.raises(MalformedError, match=f"token {MANIFEST.vocab} is outside 0 to"):
         load_content(file, MANIFEST)
 
 
@@ -148,16 +148,17 @@ def test_the_manifest_is_a_record() -> None:
     data = encode(MANIFEST)
     assert decode(data, DataManifest) == MANIFEST
     with pytest.raises(MalformedError):
-        decode(data.replace(b'"uint16"', b'"object"'), DataManifest)
+        decode(data.replace(b'"tokens"', b'"object"'), DataManifest)
 
 
 def test_evaluation_windows_lie_in_the_validation_part() -> None:
     numbered = np.arange(MANIFEST.count, dtype=np.uint16)
-    found = evaluation_batches(MANIFEST, numbered, 8)
+    content = Content((numbered,))
+    found = evaluation_batches(MANIFEST, content, 8)
     windows = np.concatenate([inputs for inputs, _ in found])
     assert all(inputs.shape == (8, CONTEXT) for inputs, _ in found)
     assert windows.min() >= MANIFEST.train
     assert max(targets.max() for _, targets in found) < MANIFEST.count
     assert 8 <= len(windows) <= MAX_EVALUATION_SAMPLES
     with pytest.raises(MalformedError, match="validation part"):
-        evaluation_batches(read_source(TEXT[:80]).manifest("0" * 64, CONTEXT), numbered, 8)
+        evaluation_batches(read_source(TEXT[:80]).manifest("0" * 64, CONTEXT), content, 8)
