@@ -29,7 +29,7 @@ from contracts.parameters import thresholds, verdict
 from gdf_market.messages import Recipe
 from gdf_market.train import unit
 from gdf_market.train.capture import capture, initial_parameters
-from gdf_market.train.codec import encode_update
+from gdf_market.train.codec import Codec
 from gdf_market.train.data import Batch, Content, DataManifest, unit_batches
 from gdf_market.train.job_file import load_job
 from gdf_market.train.program import Program
@@ -162,7 +162,8 @@ class Row:
 def compare(scene: Scene, auditor: unit.UnitRun, worker: unit.UnitRun) -> Row:
     """Measure a worker's run as an audit does."""
     block = scene.recipe.codec_block
-    both = [measure(encode_update(worker.delta, bits, block), auditor.delta, bits, block) for bits in WIDTHS]
+    codecs = [Codec(bits, block) for bits in WIDTHS]
+    both = [measure(codec.encode(worker.delta), auditor.delta, codec) for codec in codecs]
     padded = worker.sketches + worker.sketches[-1:] * (len(auditor.sketches) - len(worker.sketches))
     difference = np.linalg.norm(worker.delta - auditor.delta) / np.linalg.norm(auditor.delta)
     return Row(

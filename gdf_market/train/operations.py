@@ -9,34 +9,35 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.torch
 
-from gdf_market.codec import decode
-from gdf_market.errors import MalformedError, OversizedError, StorageError, ensure
+from gdf_market.errors import MalformedError, ensure
 from gdf_market.messages import Flag, Recipe, Rejected
-from gdf_market.train.checkpoint import packed_size, unpack
+from gdf_market.train.checkpoint import packed_size
 from gdf_market.train.codec import Codec
 from gdf_market.train.data import (
     Batch,
     Content,
     DataManifest,
     evaluation_batches,
-    load_content,
-    sample_types,
+    statistics_batches,
     unit_batches,
 )
-from gdf_market.train.dry_run import Cost, dry_run
-from gdf_market.train.poison import run_poisoned
-from gdf_market.train.program import MAX_PROGRAM_BYTES, Program
+from gdf_market.train.evaluate import evaluate, gather_statistics
+from gdf_market.train.files import Kept, load_data, load_parameters, load_program, read, write
+from gdf_market.train.fitting import Fit, check_samples, fit_evaluation, fit_unit
+from gdf_market.train.poison import Labels, run_poisoned
+from gdf_market.train.program import Program
 from gdf_market.train.protocol import (
     AnyRequest,
     AuditReply,
     AuditRequest,
+    DataFields,
     EvaluateReply,
     EvaluateRequest,
     OutcomeReply,
@@ -44,16 +45,15 @@ from gdf_market.train.protocol import (
     ProbeReply,
     ProbeRequest,
     Request,
+    StatisticsReply,
+    StatisticsRequest,
     TrainReply,
     TrainRequest,
     UnitFields,
 )
-from gdf_market.train.unit import Report, Sketch, UnitRun, evaluate, run_unit
-
-MAX_MANIFEST_BYTES = 65_536
+from gdf_market.train.unit import ALONE, Report, Sketch, Team, UnitPlace, UnitRun, run_unit
 
 Floats = npt.NDArray[np.float32]
-T = TypeVar("T")
 
 
 class Distances(Protocol):
@@ -94,13 +94,18 @@ class Verification:
 
 
 class Operations:
-    """Performs requests; keeps the last program and token file, which stay the same from unit to unit."""
+    """Performs requests; keeps the last program and content file, which stay the same from unit to unit.
 
-    def __init__(self, verification: Verification, report: Report) -> None:
+    ``team``: the processes that compute the units together with this one.
+    """
+
+    def __init__(self, verification: Verification, report: Report, team: Team = ALONE) -> None:
         self._verification = verification
         self._report = report
-        self._programs = _Kept(_load_program)
-        self._contents = _Kept(_load_data)
+        self._team = team
+        self._programs = Kept(load_program)
+        self._contents = Kept(load_data)
+        self._fit: tuple[Program, tuple[int, int], Fit] | None = None
 
     def perform(self, request: AnyRequest) -> object:
         """Return the reply to a request.  Raises a GdfError for what cannot be done."""
@@ -112,12 +117,14 @@ class Operations:
             return self._outcome(request)
         if isinstance(request, EvaluateRequest):
             return self._evaluate(request)
+        if isinstance(request, StatisticsRequest):
+            return self._statistics(request)
         return self._probe(request)
 
     def _train(self, request: TrainRequest) -> TrainReply:
         started = time.perf_counter()
         run = self._run(request, request.poison)
-        _write(request.out, Codec.of(request.recipe).encode(run.delta))
+        write(request.out, Codec.of(request.recipe).encode(run.delta))
         return TrainReply(
             update_path=request.out,
             sketches=run.sketches,
@@ -129,7 +136,7 @@ class Operations:
     def _audit(self, request: AuditRequest) -> AuditReply:
         started, codec = time.perf_counter(), Codec.of(request.recipe)
         run = self._run(request, "")
-        claim = _read(request.claim, codec.max_bytes(run.delta.size))
+        claim = read(request.claim, codec.max_bytes(run.delta.size))
         distances = self._verification.measure(claim, run.delta, codec)
         return AuditReply(
             excess_ppb=distances.excess_ppb,
@@ -144,10 +151,10 @@ class Operations:
         ensure(not missing, MalformedError(f"no shard is given for the slots {missing}"))
         limit = Codec.of(recipe).max_bytes(n)
         # one byte more than an update may have: what is longer does not decode, and is rejected as such
-        updates = {slot: _read(path, limit + 1, cut=True) for slot, path in request.updates.items()}
-        checkpoint = _read(request.checkpoint, packed_size(n))
+        updates = {slot: read(path, limit + 1, cut=True) for slot, path in request.updates.items()}
+        checkpoint = read(request.checkpoint, packed_size(n))
         result = self._verification.outcome(checkpoint, updates, request.shards, recipe, n)
-        _write(request.out, result.checkpoint)
+        write(request.out, result.checkpoint)
         return OutcomeReply(
             checkpoint_path=request.out,
             included=result.included,
@@ -159,56 +166,63 @@ class Operations:
         )
 
     def _evaluate(self, request: EvaluateRequest) -> EvaluateReply:
-        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
+        program, manifest, content = self._load(request)
         batches = evaluation_batches(manifest, content, program.graph.batch)
-        _fits(program, len(batches[0][0]), manifest, request)
-        parameters = _parameters(request.checkpoint, program)
-        loss = evaluate(program, parameters, batches, threads=_threads(request), device=request.device)
+        size = fit_evaluation(program, len(batches[0][0]), request.memory_bytes)
+        loss = evaluate(
+            program,
+            load_parameters(request.checkpoint, program),
+            evaluation_batches(manifest, content, size),
+            statistics=statistics_batches(manifest, content, size),
+            threads=_threads(request),
+            device=request.device,
+        )
         return EvaluateReply(loss_e6=round(loss * 1e6))
+
+    def _statistics(self, request: StatisticsRequest) -> StatisticsReply:
+        """Write the running statistics of batch norm that belong to a checkpoint, as safetensors."""
+        program, manifest, content = self._load(request)
+        batches = evaluation_batches(manifest, content, program.graph.batch)
+        size = fit_evaluation(program, len(batches[0][0]), request.memory_bytes)
+        found = gather_statistics(
+            program,
+            load_parameters(request.checkpoint, program),
+            statistics_batches(manifest, content, size),
+            threads=_threads(request),
+            device=request.device,
+        )
+        write(request.out, safetensors.torch.save(found))
+        return StatisticsReply(path=request.out, tensors=len(found))
 
     def _probe(self, request: ProbeRequest) -> ProbeReply:
         """Time ``steps`` steps of the job's own graph, after one that warms up."""
-        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
-        cost = _fits(program, request.recipe.batch, manifest, request)
-        batches = unit_batches(
-            manifest,
-            content,
-            job="",
-            round_index=0,
-            shard=0,
-            shards=1,
-            steps=request.steps + 1,
-            batch=request.recipe.batch,
-        )
         marks: list[float] = []
-        run_unit(
-            program,
-            _parameters(request.checkpoint, program),
-            batches,
-            request.recipe,
-            sketch=self._verification.sketch,
-            threads=_threads(request),
-            device=request.device,
-            report=lambda _done, _of: marks.append(time.perf_counter()),
+        fit, _ = self._unit(
+            replace(_Unit.first_of(request), steps=request.steps + 1),
+            lambda _done, _of: marks.append(time.perf_counter()),
         )
         return ProbeReply(
-            seconds_per_step=(marks[-1] - marks[0]) / request.steps,
-            memory_bytes=cost.memory_bytes,
+            seconds_per_step=(marks[-1] - marks[0]) / request.steps, memory_bytes=fit.memory_bytes, rows=fit.rows
         )
 
     def _run(self, request: UnitFields, poison: str) -> UnitRun:
-        recipe = request.recipe
-        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
-        _fits(program, recipe.batch, manifest, request)
-        parameters = _parameters(request.checkpoint, program)
+        place = UnitPlace(request.job, request.round, request.shard)
+        unit = _Unit(request, request.recipe, place, request.shards, request.recipe.steps, poison)
+        return self._unit(unit, self._report)[1]
+
+    def _unit(self, unit: _Unit, report: Report) -> tuple[Fit, UnitRun]:
+        request, recipe, place = unit.request, unit.recipe, unit.place
+        program, manifest, content = self._load(request)
+        fit = self._fitting(program, recipe.batch, request.memory_bytes)
+        parameters = load_parameters(request.checkpoint, program)
         batches = unit_batches(
             manifest,
             content,
-            job=request.job,
-            round_index=request.round,
-            shard=request.shard,
-            shards=request.shards,
-            steps=recipe.steps,
+            job=place.job,
+            round_index=place.round,
+            shard=place.shard,
+            shards=unit.shards,
+            steps=unit.steps,
             batch=recipe.batch,
         )
 
@@ -219,84 +233,50 @@ class Operations:
                 given,
                 recipe,
                 sketch=self._verification.sketch,
+                place=place,
                 threads=_threads(request),
                 device=request.device,
-                report=self._report,
+                rows=fit.rows,
+                team=self._team,
+                report=report,
             )
 
-        if poison:
-            return run_poisoned(poison, run, batches, program.size, recipe, manifest.vocab, self._verification.sketch)
-        return run(batches)
+        if unit.poison:
+            labels = Labels.of(manifest)
+            sketch = self._verification.sketch
+            return fit, run_poisoned(unit.poison, run, batches, program.size, recipe, labels, sketch)
+        return fit, run(batches)
+
+    def _load(self, request: DataFields) -> tuple[Program, DataManifest, Content]:
+        """Return the program and its data.  Raises a PeerError unless they fit together."""
+        program, (manifest, content) = self._programs(request.program), self._contents(request.data, request.content)
+        check_samples(program, manifest)
+        return program, manifest, content
+
+    def _fitting(self, program: Program, batch: int, memory_bytes: int) -> Fit:
+        """Return the part of a batch that fits; kept, because a dry run takes as long as a step or two."""
+        given = batch, memory_bytes
+        if self._fit is None or self._fit[0] is not program or self._fit[1] != given:
+            self._fit = program, given, fit_unit(program, batch, memory_bytes, self._team.size)
+        return self._fit[2]
 
 
-class _Kept(Generic[T]):
-    """Remembers the result for the last paths it was asked for, while the files stay as they are."""
+@dataclass(frozen=True)
+class _Unit:
+    """A unit to run, also only as a measurement."""
 
-    def __init__(self, load: Callable[..., T]) -> None:
-        self._load = load
-        self._last: tuple[object, T] | None = None
+    request: DataFields
+    recipe: Recipe
+    place: UnitPlace
+    shards: int
+    steps: int
+    poison: str = ""
 
-    def __call__(self, *paths: str) -> T:
-        key = tuple((path, _stat(path).st_size, _stat(path).st_mtime_ns) for path in paths)
-        if self._last is None or self._last[0] != key:
-            self._last = None  # two large programs need not be in memory at once
-            self._last = (key, self._load(*paths))
-        return self._last[1]
-
-
-def _load_program(path: str) -> Program:
-    return Program.from_bytes(_read(path, MAX_PROGRAM_BYTES))
-
-
-def _load_data(manifest_path: str, content_path: str) -> tuple[DataManifest, Content]:
-    manifest = decode(_read(manifest_path, MAX_MANIFEST_BYTES), DataManifest)
-    return manifest, load_content(Path(content_path), manifest)
-
-
-def _fits(program: Program, batch: int, manifest: DataManifest, request: Request) -> Cost:
-    """Raise a PeerError unless the program takes the data's batches within the memory that is given to it."""
-    wanted = sample_types(manifest)
-    given = [(sample.dtype, sample.shape) for sample in program.graph.samples]
-    ensure(given == wanted, MalformedError(f"the program takes {given}, the data gives {wanted}"))
-    return dry_run(program, batch, request.memory_bytes)
-
-
-def _parameters(path: str, program: Program) -> Floats:
-    parameters, _ = unpack(_read(path, packed_size(program.size)), program.size)
-    return parameters
+    @classmethod
+    def first_of(cls, request: ProbeRequest) -> _Unit:
+        return cls(request, request.recipe, UnitPlace(), 1, request.recipe.steps)
 
 
 def _threads(request: Request) -> int:
     text = os.environ.get("GDF_THREADS", "")
     return request.threads or (int(text) if text.isdecimal() else 0) or 1
-
-
-def _stat(path: str) -> os.stat_result:
-    try:
-        return os.stat(path)
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _read(path: str, limit: int, *, cut: bool = False) -> bytes:
-    """Return the file's bytes; beyond ``limit`` raise OversizedError, or leave the rest out if ``cut``."""
-    size = _stat(path).st_size
-    ensure(cut or size <= limit, OversizedError(f"{path} has {size} bytes; at most {limit} are read"))
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit)
-    except OSError as error:
-        raise StorageError(f"cannot read {path}: {error.strerror}") from None
-
-
-def _write(path: str, data: bytes) -> None:
-    """Write under a temporary name, then rename: a file under its own name is complete."""
-    temporary = f"{path}.partial"
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from None

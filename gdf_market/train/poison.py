@@ -6,26 +6,47 @@ The sketches are those the cheat would plausibly commit to.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 
 from gdf_market.codec import sha256
 from gdf_market.messages import Recipe
-from gdf_market.train.data import Batch
+from gdf_market.train.data import Array, Batch, DataManifest
 from gdf_market.train.unit import Sketch, UnitRun
 
 Floats = npt.NDArray[np.float32]
 Run = Callable[[Iterable[Batch]], UnitRun]
 
 
+@dataclasses.dataclass(frozen=True)
+class Labels:
+    """The range of the last sample's values, where they are integers."""
+
+    low: int
+    high: int
+
+    @classmethod
+    def of(cls, manifest: DataManifest) -> Labels:
+        if manifest.kind == "tokens":
+            return cls(0, manifest.vocab - 1)
+        field = manifest.fields[-1]
+        return cls(0, 255) if field.dtype == "uint8" else cls(field.low, field.high)
+
+    def flip(self, labels: Array) -> Array:
+        """Return other labels: the range turned round, truth for falsehood, or the other sign."""
+        if labels.dtype == np.bool_:
+            return ~labels
+        return -labels if labels.dtype.kind == "f" else (self.low + self.high - labels).astype(labels.dtype)
+
+
 def run_poisoned(
-    kind: str, run: Run, batches: Iterable[Batch], n: int, recipe: Recipe, vocab: int, sketch: Sketch
+    kind: str, run: Run, batches: Iterable[Batch], n: int, recipe: Recipe, labels: Labels, sketch: Sketch
 ) -> UnitRun:
     """Return what a cheat of ``kind`` hands in; ``run`` does an honest unit on the batches it is given."""
     if kind == "label-flip":
-        return run(_flipped(batches, vocab))
+        return run((*batch[:-1], labels.flip(batch[-1])) for batch in batches)
     if kind == "noise":
         return _noise(batches, n, recipe, sketch)
     if kind == "lazy":
@@ -34,11 +55,6 @@ def run_poisoned(
     honest = run(batches)
     negated = tuple(tuple(-value for value in sketch) for sketch in honest.sketches)  # a sketch is linear
     return dataclasses.replace(honest, delta=-honest.delta, sketches=negated)
-
-
-def _flipped(batches: Iterable[Batch], vocab: int) -> Iterator[Batch]:
-    for inputs, targets in batches:
-        yield inputs, vocab - 1 - targets
 
 
 def _half(run: Run, batches: Iterable[Batch], recipe: Recipe) -> UnitRun:

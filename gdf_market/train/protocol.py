@@ -16,26 +16,37 @@ from gdf_market.messages import MAX_SHARDS, MAX_STEPS, Flag, Recipe, Rejected, S
 MAX_LINE_BYTES = 8 * 2**20  # a reply with the sketches of 1000 steps is about 0.6 MB
 POISONS = ("", "sign-flip", "label-flip", "lazy", "noise")
 DEFAULT_MEMORY_BYTES = 16 * 2**30
+MAX_DEVICES = 64
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 Device = Annotated[str, msgspec.Meta(pattern=r"\A(cpu|cuda(:[0-9]{1,2})?)\Z")]
 
 
 class Request(Record, frozen=True, kw_only=True, tag_field="op"):
-    """What every request may say about resources; ``threads`` 0 means GDF_THREADS, or 1."""
+    """What every request may say about resources; ``threads`` 0 means GDF_THREADS, or 1.
+
+    ``devices``: where a unit is computed by several processes, one for each; they share ``threads``, and
+    ``memory_bytes`` is what each may take.
+    """
 
     threads: Annotated[int, msgspec.Meta(ge=0, le=1_024)] = 0
     device: Device = "cpu"
     memory_bytes: Positive = DEFAULT_MEMORY_BYTES
+    devices: Annotated[tuple[Device, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
 
 
-class UnitFields(Request, frozen=True, kw_only=True):
-    """What a unit is a pure function of."""
+class DataFields(Request, frozen=True, kw_only=True):
+    """A program, its data and a checkpoint."""
 
     program: Path
     data: Path
     content: Path
     checkpoint: Path
+
+
+class UnitFields(DataFields, frozen=True, kw_only=True):
+    """What a unit is a pure function of."""
+
     recipe: Recipe
     job: Hash
     round: UInt
@@ -61,23 +72,22 @@ class OutcomeRequest(Request, frozen=True, kw_only=True, tag="outcome"):
     out: Path
 
 
-class EvaluateRequest(Request, frozen=True, kw_only=True, tag="evaluate"):
-    program: Path
-    data: Path
-    content: Path
-    checkpoint: Path
+class EvaluateRequest(DataFields, frozen=True, kw_only=True, tag="evaluate"):
+    """The validation loss of a checkpoint."""
 
 
-class ProbeRequest(Request, frozen=True, kw_only=True, tag="probe"):
-    program: Path
-    data: Path
-    content: Path
-    checkpoint: Path
+class StatisticsRequest(DataFields, frozen=True, kw_only=True, tag="statistics"):
+    """The running statistics of batch norm that belong to a checkpoint, written as safetensors."""
+
+    out: Path
+
+
+class ProbeRequest(DataFields, frozen=True, kw_only=True, tag="probe"):
     recipe: Recipe
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 5
 
 
-AnyRequest = TrainRequest | AuditRequest | OutcomeRequest | EvaluateRequest | ProbeRequest
+AnyRequest = TrainRequest | AuditRequest | OutcomeRequest | EvaluateRequest | StatisticsRequest | ProbeRequest
 
 Sketches = tuple[tuple[int, ...], ...]
 
@@ -115,9 +125,15 @@ class EvaluateReply(Record, frozen=True, kw_only=True):
     loss_e6: int  # mean validation loss in micro-nats
 
 
+class StatisticsReply(Record, frozen=True, kw_only=True):
+    path: str
+    tensors: int  # 0 for a program without running statistics
+
+
 class ProbeReply(Record, frozen=True, kw_only=True):
     seconds_per_step: float
-    memory_bytes: int  # upper bound of what a step takes
+    memory_bytes: int  # upper bound of what a step takes in each process
+    rows: int  # of a batch that are computed at once; 0 for all
 
 
 class Progress(Record, frozen=True, kw_only=True):

@@ -1,36 +1,77 @@
 """One unit of work: H steps of the inner optimizer from the agreed checkpoint, a pure function of its arguments.
 
 The optimizer state is fresh in each unit, with a linear re-warm-up of the
-learning rate, so that anyone can run the unit again.
+learning rate, so that anyone can run the unit again.  A batch may be computed
+in parts, and by several processes, where the program's loss is a mean over
+rows: the gradient is then the weighted sum of the parts'.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import nn
 
-from gdf_market.errors import ensure
+from gdf_market.codec import digest
+from gdf_market.errors import MalformedError, ensure
 from gdf_market.messages import Recipe
 from gdf_market.train.data import Batch
+from gdf_market.train.determinism import deterministic
 from gdf_market.train.errors import DivergedError
-from gdf_market.train.interpreter import ProgramModule
+from gdf_market.train.flat import FlatModule
+from gdf_market.train.noise import Noise
+from gdf_market.train.optimizers import InnerOptimizer
 from gdf_market.train.program import Program
+from gdf_market.train.schedule import learning_rate
 from gdf_market.units import PPM
-
-# Larger than torch's 1e-8: where the true gradient is zero (a key bias of attention), Adam would turn rounding noise
-# into full steps, and honest reruns on other thread counts would differ by 5e-4 (docs/adr/0004).
-ADAM_EPSILON = 1e-6
 
 Floats = npt.NDArray[np.float32]
 Sketch = Callable[[Floats], tuple[int, ...]]
 Report = Callable[[int, int], None]  # (steps done, steps)
+
+
+@dataclass(frozen=True)
+class UnitPlace:
+    """Which unit of which job (id in hex) this is: what its schedule and its noise depend on."""
+
+    job: str = ""
+    round: int = 0
+    shard: int = 0
+
+    def noise_seed(self) -> bytes:
+        """Return the 32 bytes that the unit's dropout masks are drawn from."""
+        return digest(
+            "gdf/noise", bytes.fromhex(self.job), self.round.to_bytes(8, "big"), self.shard.to_bytes(4, "big")
+        )
+
+
+class Team(Protocol):
+    """The processes that compute one unit together; all of them take the same steps."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Replace ``tensor`` by its sum over all processes."""
+
+
+@dataclass(frozen=True)
+class _Alone:
+    rank: int = 0
+    size: int = 1
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        """Nobody else: nothing to add."""
+
+
+ALONE = _Alone()
 
 
 @dataclass(frozen=True)
@@ -51,94 +92,85 @@ def run_unit(
     recipe: Recipe,
     *,
     sketch: Sketch,
+    place: UnitPlace = UnitPlace(),
     threads: int = 1,
     device: str = "cpu",
+    rows: int = 0,
+    team: Team = ALONE,
     report: Report | None = None,
 ) -> UnitRun:
     """Train from ``parameters`` f32[n] on one batch per step; see UnitRun.
 
-    Raises DivergedError when a loss is not finite, and what ``sketch`` raises.
+    ``rows``: the most rows of a batch that are computed at once, 0 for all of them.
+
+    Raises DivergedError when a loss is not finite, MalformedError when parts are asked for of a program whose
+    batches cannot be computed in parts, and what ``sketch`` raises.
     """
+    whole = rows == 0 and team.size == 1
+    ensure(whole or program.graph.separable, MalformedError("the program's batches cannot be computed in parts"))
     sketches: list[tuple[int, ...]] = []
     losses: list[float] = []
     with deterministic(threads):
-        module = ProgramModule(program, program.unflatten(parameters), device)
-        optimizer = _optimizer(list(module.weights), recipe)
+        trainee = FlatModule(program, parameters, device)
+        optimizer = InnerOptimizer(list(trainee.module.weights), program.graph, recipe)
+        work = _Work(trainee, recipe, place.noise_seed(), rows, team)
+        delta = trainee.change()
         for step, batch in enumerate(batches):
-            losses.append(_train_step(module, optimizer, batch, recipe, step))
-            sketches.append(sketch(parameters - module.flat()))
+            losses.append(work.differentiate(batch, step))
+            optimizer.step(learning_rate(recipe, step, place.round))
+            delta = trainee.change()
+            sketches.append(sketch(delta))
             if report is not None:
                 report(step + 1, recipe.steps)
     assert losses
-    return UnitRun(parameters - module.flat(), tuple(sketches), losses[0], losses[-1])
+    return UnitRun(delta, tuple(sketches), losses[0], losses[-1])
 
 
-def evaluate(
-    program: Program, parameters: Floats, batches: Iterable[Batch], *, threads: int = 1, device: str = "cpu"
-) -> float:
-    """Return the mean loss over ``batches`` of equal size.  Raises DivergedError when it is not finite."""
-    with deterministic(threads), torch.no_grad():
-        module = ProgramModule(program, program.unflatten(parameters), device)
-        losses = [module(*_tensors(batch, device)).item() for batch in batches]
-    mean = math.fsum(losses) / len(losses)
-    ensure(math.isfinite(mean), DivergedError("the validation loss is not finite"))
-    return mean
+@dataclass(frozen=True)
+class _Work:
+    """How the gradient of a batch is computed here."""
+
+    trainee: FlatModule
+    recipe: Recipe
+    seed: bytes
+    rows: int
+    team: Team
+
+    def differentiate(self, batch: Batch, step: int) -> float:
+        """Leave the gradient of the batch's loss in the trainee and return the loss."""
+        total = len(batch[0])
+        first, end = (total * rank // self.team.size for rank in (self.team.rank, self.team.rank + 1))
+        self.trainee.gradient.zero_()
+        loss = torch.zeros((), device=self.trainee.values.device)
+        for start in range(first, end, self.rows or total):
+            stop = min(end, start + (self.rows or total))
+            part = self._loss(tuple(array[start:stop] for array in batch), step, start)
+            part = part if stop - start == total else part * ((stop - start) / total)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        self.team.sum(self.trainee.gradient)
+        self.team.sum(loss)
+        if self.recipe.clip_ppm:
+            self.trainee.clip(self.recipe.clip_ppm / PPM)
+        value = float(loss.item())
+        ensure(math.isfinite(value), DivergedError(f"the loss of step {step} is {value}; lower the learning rate"))
+        return value
+
+    def _loss(self, samples: Batch, step: int, first_row: int) -> torch.Tensor:
+        module = self.trainee.module
+        module.noise = Noise(self.seed, step, len(samples[0]), first_row)
+        with precision(self.recipe.precision, module.device):
+            loss: torch.Tensor = module(*tensors(samples, module.device))
+        return loss.float()
 
 
-def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the learning rate of a step: linear from 1/rewarm_steps of the full rate, then constant."""
-    full = recipe.lr_e9 / 1e9
-    return full * min(1.0, (step + 1) / recipe.rewarm_steps) if recipe.rewarm_steps else full
+def precision(name: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Return the context of a forward pass: float32, or bfloat16 where autocast says so over float32 weights."""
+    if name == "bf16":
+        return torch.autocast(device.type, torch.bfloat16)
+    return contextlib.nullcontext()
 
 
-@contextlib.contextmanager
-def deterministic(threads: int) -> Iterator[None]:
-    """Run on ``threads`` threads with deterministic kernels in full float32 (no TF32); restores on leaving."""
-    before = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    precision, tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    torch.set_num_threads(max(1, threads))
-    torch.use_deterministic_algorithms(True)
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = tf32
-        torch.set_float32_matmul_precision(precision)
-        torch.use_deterministic_algorithms(before[1])
-        torch.set_num_threads(before[0])
-
-
-def _train_step(
-    module: ProgramModule, optimizer: torch.optim.Optimizer, batch: Batch, recipe: Recipe, step: int
-) -> float:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(recipe, step)
-    optimizer.zero_grad(set_to_none=True)
-    loss = module(*_tensors(batch, module.device))
-    loss.backward()
-    if recipe.clip_ppm:
-        nn.utils.clip_grad_norm_(module.weights, recipe.clip_ppm / PPM, foreach=False)
-    optimizer.step()
-    value = float(loss.item())
-    ensure(math.isfinite(value), DivergedError(f"the loss of step {step} is {value}; lower the learning rate"))
-    return value
-
-
-def _optimizer(weights: list[nn.Parameter], recipe: Recipe) -> torch.optim.Optimizer:
-    """Return AdamW, or SGD whose momentum is beta1; only tensors of two and more dimensions decay."""
-    decay = recipe.weight_decay_ppm / PPM
-    groups = [
-        {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": decay},
-        {"params": [weight for weight in weights if weight.ndim < 2], "weight_decay": 0.0},
-    ]
-    groups = [group for group in groups if group["params"]]
-    rate, beta1, beta2 = recipe.lr_e9 / 1e9, recipe.beta1_ppm / PPM, recipe.beta2_ppm / PPM
-    if recipe.inner == "sgd":
-        return torch.optim.SGD(groups, lr=rate, momentum=beta1, foreach=False, fused=False)
-    # one plain loop over tensors: the fused and the foreach form round differently
-    return torch.optim.AdamW(groups, lr=rate, betas=(beta1, beta2), eps=ADAM_EPSILON, foreach=False, fused=False)
-
-
-def _tensors(batch: Batch, device: torch.device | str) -> list[torch.Tensor]:
+def tensors(batch: Batch, device: torch.device | str) -> list[torch.Tensor]:
+    """Return a batch's samples on ``device``."""
     return [torch.from_numpy(array).to(device) for array in batch]

@@ -10,14 +10,15 @@ import safetensors.torch
 
 from gdf_market.train.capture import capture
 from gdf_market.train.checkpoint import pack, unpack
-from gdf_market.train.codec import decode_update, encode_update
+from gdf_market.train.codec import Codec
 from gdf_market.train.data import evaluation_batches, unit_batches
+from gdf_market.train.evaluate import evaluate
 from gdf_market.train.job import Job
 from gdf_market.train.job_file import load_job
 from gdf_market.train.outer import outer_step
 from gdf_market.train.prepare import Prepared, prepare
 from gdf_market.train.program import Program, to_safetensors
-from gdf_market.train.unit import evaluate, run_unit
+from gdf_market.train.unit import run_unit
 from verifier.sketch import sketch
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "char_gpt.py"
@@ -57,7 +58,7 @@ def test_capturing_twice_gives_the_same_bytes(job: Job, prepared: Prepared) -> N
 def test_validation_loss_falls_over_three_rounds(job: Job, prepared: Prepared) -> None:
     program, recipe = Program.from_bytes(prepared.program), prepared.recipe
     manifest, tokens = prepared.manifest("0" * 64), job.dataset.content
-    checkpoint = prepared.checkpoint
+    checkpoint, codec = prepared.checkpoint, Codec.of(recipe)
     held_out = evaluation_batches(manifest, tokens, recipe.batch)
     losses = [evaluate(program, unpack(checkpoint, program.size)[0], held_out)]
     for round_index in range(3):
@@ -75,8 +76,7 @@ def test_validation_loss_falls_over_three_rounds(job: Job, prepared: Prepared) -
                 batch=recipe.batch,
             )
             unit = run_unit(program, parameters, batches, recipe, sketch=sketch)
-            data = encode_update(unit.delta, recipe.codec_bits, recipe.codec_block)
-            total += decode_update(data, program.size, recipe.codec_bits, recipe.codec_block)
+            total += codec.decode(codec.encode(unit.delta), program.size)
         checkpoint = pack(*outer_step(parameters, momentum, total, 2, recipe))
         losses.append(evaluate(program, unpack(checkpoint, program.size)[0], held_out))
     assert losses == sorted(losses, reverse=True)

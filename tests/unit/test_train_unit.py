@@ -12,13 +12,16 @@ import torch
 from train_kit import CONTEXT, JOB, dataset, first_parameters, program, recipe
 
 from gdf_market.messages import SKETCH_DIM, Recipe
-from gdf_market.train.codec import decode_update, encode_update
+from gdf_market.train.codec import Codec
 from gdf_market.train.data import Batch, evaluation_batches, unit_batches
+from gdf_market.train.determinism import deterministic
 from gdf_market.train.errors import DivergedError
+from gdf_market.train.evaluate import evaluate
 from gdf_market.train.outer import outer_step
-from gdf_market.train.poison import run_poisoned
+from gdf_market.train.poison import Labels, run_poisoned
 from gdf_market.train.program import Program
-from gdf_market.train.unit import UnitRun, deterministic, evaluate, learning_rate, run_unit
+from gdf_market.train.schedule import learning_rate
+from gdf_market.train.unit import UnitRun, run_unit
 from verifier.sketch import sketch
 from verifier.verdict import measure
 
@@ -128,14 +131,14 @@ def test_every_cheat_is_far_from_the_honest_unit(kind: str) -> None:
         batches(settings),
         PROGRAM.size,
         settings,
-        MANIFEST.vocab,
+        Labels.of(MANIFEST),
         sketch,
     )
     assert len(cheat.sketches) == settings.steps
     assert cheat.sketches[-1] == sketch(cheat.delta)
-    found = measure(encode_update(cheat.delta, 4, 64), honest.delta, 4, 64)
+    found = measure(Codec(4, 64).encode(cheat.delta), honest.delta, Codec(4, 64))
     assert found.excess_ppb > 100_000_000
-    own = measure(encode_update(honest.delta, 4, 64), honest.delta, 4, 64)
+    own = measure(Codec(4, 64).encode(honest.delta), honest.delta, Codec(4, 64))
     assert own.excess_ppb == 0
     if kind == "sign-flip":
         assert norm(cheat.delta) == norm(honest.delta)
@@ -145,14 +148,14 @@ def train_rounds(given: Program, parameters: np.ndarray[Any, Any], settings: Rec
     """Two workers, three shards each round: units, codec, integer mean, outer step; the losses after each."""
     held_out = evaluation_batches(MANIFEST, dataset().content, 8)
     losses = [evaluate(given, parameters, held_out)]
-    momentum = np.zeros_like(parameters)
+    momentum, codec = np.zeros_like(parameters), Codec.of(settings)
     for round_index in range(rounds):
         updates = []
         for shard in (round_index % 4, (round_index + 1) % 4):
             unit = run_unit(given, parameters, batches(settings, shard, round_index), settings, sketch=sketch)
-            data = encode_update(unit.delta, settings.codec_bits, settings.codec_block)
-            updates.append(decode_update(data, given.size, settings.codec_bits, settings.codec_block))
-        parameters, momentum = outer_step(parameters, momentum, updates[0] + updates[1], 2, settings)
+            data = codec.encode(unit.delta)
+            updates.append(codec.decode(data, given.size))
+        parameters, momentum = outer_step(parameters, momentum, (updates[0] + updates[1]).astype(np.int64), 2, settings)
         losses.append(evaluate(given, parameters, held_out))
     return losses
 

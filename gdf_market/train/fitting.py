@@ -1,0 +1,65 @@
+"""How much of a batch is computed at once, so that a unit fits into the memory that it is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gdf_market.errors import MalformedError, OversizedError, ensure
+from gdf_market.train.data import DataManifest, sample_types
+from gdf_market.train.dry_run import dry_run
+from gdf_market.train.program import Program
+
+
+@dataclass(frozen=True)
+class Fit:
+    """``rows`` of a batch are computed at once, 0 for all; that takes at most ``memory_bytes`` a process."""
+
+    rows: int
+    memory_bytes: int
+
+
+def check_samples(program: Program, manifest: DataManifest) -> None:
+    """Raise MalformedError unless the program takes the samples that the data gives."""
+    wanted = sample_types(manifest)
+    given = [(sample.dtype, sample.shape) for sample in program.graph.samples]
+    ensure(given == wanted, MalformedError(f"the program takes {given}, the data gives {wanted}"))
+
+
+def fit_unit(program: Program, batch: int, memory_bytes: int, processes: int = 1) -> Fit:
+    """Return the largest part of a batch, by halving, whose step fits into ``memory_bytes`` of each process.
+
+    Raises OversizedError when no part fits or the batch cannot be computed in parts, MalformedError when it cannot be
+    divided over the processes, and what ``dry_run`` raises.
+    """
+    graph = program.graph
+    parts = graph.separable and not graph.batch
+    ensure(
+        processes == 1 or parts,
+        MalformedError(
+            f"a batch of this program cannot be divided over {processes} devices: its rows depend on others"
+        ),
+    )
+    rows = share = -(-batch // processes)
+    while True:
+        try:
+            cost = dry_run(program, rows, memory_bytes)
+            return Fit(0 if rows == share else rows, cost.memory_bytes)
+        except OversizedError as error:
+            hint = "not even one row of a batch fits" if parts else "its batches cannot be computed in parts"
+            ensure(parts and rows > 1, OversizedError(f"{error}, and {hint}; give it more memory"))
+            rows = -(-rows // 2)
+
+
+def fit_evaluation(program: Program, batch: int, memory_bytes: int) -> int:
+    """Return ``batch`` or, where the program takes any, the largest half, quarter, ... of it that fits.
+
+    Raises what ``dry_run`` raises.
+    """
+    while True:
+        try:
+            dry_run(program, batch, memory_bytes)
+            return batch
+        except OversizedError:
+            if program.graph.batch or batch == 1:
+                raise
+            batch = -(-batch // 2)
