@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from gdf_market.messages import Flag
-from gdf_market.train.codec import encode_update
+from gdf_market.train.codec import Codec
 from verifier.aggregate import form_check, nnm_trimmed_mean, tolerated
 from verifier.gram import VALUE_LIMIT, gram, squared_distance
 from verifier.merit import merit_ppm
@@ -132,7 +132,7 @@ def test_flags_come_in_pairs_once_per_slot_and_lead_the_suspicion(rows: np.ndarr
 @QUICK
 @given(arrays(np.float32, st.integers(1, 300), elements=st.floats(-1, 1, width=32)), st.sampled_from([2, 4, 8]))
 def test_an_honest_claim_never_has_excess(dense: np.ndarray, bits: int) -> None:
-    distances = measure(encode_update(dense, bits, 16), dense, bits, 16)
+    distances = measure(Codec(bits, 16).encode(dense), dense, Codec(bits, 16))
     assert (distances.excess_ppb, distances.distance_ppb) == (0, 0)
 
 

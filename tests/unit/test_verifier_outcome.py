@@ -15,7 +15,7 @@ from gdf_market.codec import decode, encode
 from gdf_market.errors import MalformedError
 from gdf_market.messages import MAX_ENTRY_BYTES, Outcome, Recipe, Rejected
 from gdf_market.train.checkpoint import pack, unpack
-from gdf_market.train.codec import GRID_BITS, decode_update, encode_update
+from gdf_market.train.codec import GRID_BITS, Codec
 from verifier.outcome import NoUpdatesError, OutcomeResult, compute_outcome
 
 HERE = Path(__file__).resolve()
@@ -36,6 +36,7 @@ RECIPE = Recipe(
     codec_bits=4,
     codec_block=64,
 )
+CODEC = Codec.of(RECIPE)
 
 
 def deltas(count: int, seed: int = 0) -> list[np.ndarray]:
@@ -45,7 +46,7 @@ def deltas(count: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def encoded(values: list[np.ndarray]) -> dict[int, bytes]:
-    return {slot: encode_update(value, 4, 64) for slot, value in enumerate(values)}
+    return {slot: CODEC.encode(value) for slot, value in enumerate(values)}
 
 
 def start() -> bytes:
@@ -72,7 +73,7 @@ def record(result: OutcomeResult) -> Outcome:
 def test_a_round_moves_the_checkpoint_by_the_robust_mean() -> None:
     values = deltas(2)
     result = outcome_of(encoded(values))
-    grid = [decode_update(data, N, 4, 64) for data in encoded(values).values()]
+    grid = [CODEC.decode(data, N) for data in encoded(values).values()]
     parameters, momentum = unpack(start(), N)
     gradient = ((grid[0] + grid[1]) / 2 * 2.0**-GRID_BITS).astype(np.float32)
     velocity = np.float32(0.5) * momentum + gradient
@@ -99,7 +100,7 @@ def test_bad_forms_are_rejected_with_their_reason_and_do_not_count() -> None:
     values[4] = values[4] * np.float32(0)
     updates = encoded(values)
     updates[2] = updates[2][:-1]
-    updates[7] = encode_update(values[7], 8, 64)
+    updates[7] = Codec(8, 64).encode(values[7])
     updates[8] = b""
     result = outcome_of(updates)
     assert result.included == (0, 5, 6)
@@ -118,7 +119,7 @@ def test_bad_forms_are_rejected_with_their_reason_and_do_not_count() -> None:
 
 def test_no_usable_update_is_an_error_that_names_the_slots() -> None:
     with pytest.raises(NoUpdatesError, match=r"\(3, 'the update is zero'\), \(5, 'the update does not decode'\)"):
-        outcome_of({5: b"junk", 3: encode_update(np.zeros(N, np.float32), 4, 64)})
+        outcome_of({5: b"junk", 3: CODEC.encode(np.zeros(N, np.float32))})
     with pytest.raises(NoUpdatesError, match="all 0 updates"):
         outcome_of({})
 
