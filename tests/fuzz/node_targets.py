@@ -11,6 +11,7 @@ from typing import Any
 import libp2p.pubsub.pb.rpc_pb2 as rpc_pb2
 import numpy as np
 import trio
+import zstandard
 
 from gdf_market import keystore
 from gdf_market.blobs.manifest import Manifest, parse_manifest
@@ -22,7 +23,8 @@ from gdf_market.node import gossip, journal, limits
 from gdf_market.node.blob_server import BlobRequest
 from gdf_market.node.frames import VERSION, Hello, StreamReader, check_voucher, frame, read_hello
 from gdf_market.node.invite import PREFIX, make_invite, parse_invite
-from gdf_market.train import checkpoint, codec
+from gdf_market.train import checkpoint
+from gdf_market.train.codec import MAX_VALUE, Codec
 from gdf_market.train.data import DataManifest, check_manifest
 from gdf_market.train.program import Program
 from tests.fuzz.draw import Draw, Run, Target, canonical, example
@@ -154,18 +156,39 @@ def _program() -> bytes:
 
 
 def prepare_updates() -> Run:
-    delta = np.random.Generator(np.random.PCG64(1)).standard_normal(300).astype(np.float32) * 0.01
-    shapes = [(bits, block) for bits in (2, 3, 4, 8) for block in (16, 64)]
-    encoded = {shape: codec.encode_update(delta, *shape) for shape in shapes}
+    """Damaged updates, and damaged bodies below an honest header, compressed anew."""
+    delta = np.random.Generator(np.random.PCG64(1)).standard_normal(3_000).astype(np.float32) * 0.01
+    dense = [Codec(bits, block) for bits in (2, 3, 4, 8) for block in (16, 64)]
+    codecs = [*dense, Codec(2, 64, 31_250), Codec(4, 16, 125_000), Codec(5, 64, 1_000)]
+    encoded = {codec: codec.encode(delta) for codec in codecs}
+    assert {data[12] for data in encoded.values()} == {0, 1}, "both forms are damaged"
 
     def run(draw: Draw) -> None:
-        bits, block = shape = draw.choice(shapes)
-        data = draw.bytes_like([encoded[shape]])
-        n = 300 if draw.random() < 0.8 else draw.choice((0, 1, 299, 2**31, 2**40))
-        codec.decode_update(data, n, bits, block)
-        codec.decode_steps(data, n, bits, block)
+        codec = draw.choice(codecs)
+        data, n = encoded[codec], delta.size
+        if draw.random() < 0.5:
+            data = _damaged_inside(draw, data)
+        else:
+            data = draw.bytes_like([data])
+            n = n if draw.random() < 0.8 else draw.choice((0, 1, n - 1, 2**31, 2**40))
+        read = codec.read(data, n)
+        assert np.abs(read.values()).max() <= MAX_VALUE
+        assert read.spread(read.steps()).shape == (n,)
+        assert np.array_equal(codec.decode(codec.write(read), n), read.spread(read.values()))
 
     return run
+
+
+def _damaged_inside(draw: Draw, data: bytes) -> bytes:
+    header, rest = data[:24], data[24:]
+    body = zstandard.ZstdDecompressor().decompress(rest) if data[12] else rest
+    body = draw.bytes_like([body, body[:7] + b"\xff" * 20 + body[27:]])
+    if draw.random() < 0.5:
+        return header[:12] + b"\0" + header[13:] + body
+    options = {"write_content_size": draw.random() < 0.9, "write_checksum": draw.random() < 0.1}
+    settings = zstandard.ZstdCompressionParameters.from_level(draw.choice((1, 3, 9)), **options)
+    frame = zstandard.ZstdCompressor(compression_params=settings).compress(body)
+    return header[:12] + b"\1" + header[13:] + frame + draw.choice((b"", b"", b"", b"\0", frame))
 
 
 def prepare_checkpoints() -> Run:

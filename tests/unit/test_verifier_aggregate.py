@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from gdf_market.train.codec import Codec
+from tests import codec_oracle
 from verifier.aggregate import form_check, nnm_trimmed_mean, tolerated
 from verifier.gram import VALUE_LIMIT, gram
 
@@ -81,6 +83,52 @@ def _by_hand(updates: list[Array], coordinate: int) -> int:
         distances = [(int(np.sum((own - other) ** 2)), j != i, j) for j, other in enumerate(updates)]
         mixed.append(sum(int(updates[j][coordinate]) for _, _, j in sorted(distances)[:39]))
     return sum(sorted(mixed)[25:39])
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 20, 64])
+@pytest.mark.parametrize("limit", [3, 2**20 - 1, 2**20, 2**26, VALUE_LIMIT])
+def test_both_widths_equal_the_definition(count: int, limit: int) -> None:
+    """Small values take int32 and one product, larger ones int64 and limbs; a chunk of each kind, and a short one."""
+    random = np.random.default_rng(count)
+    updates = [random.integers(1 - limit, limit, 2 * (1 << 13) + 100).astype(np.int32) for _ in range(count)]
+    for update in updates:
+        update[1 << 13 : 1 << 14] %= 5
+        update[0] = limit - 1
+    matrix = gram(updates)
+    wide = [update.astype(np.int64) for update in updates]
+    assert gram(wide) == matrix
+    exact = np.stack(wide[:4]).astype(object)
+    assert [row[:4] for row in matrix[:4]] == exact.dot(exact.T).tolist()
+    total, divisor = nnm_trimmed_mean(updates, matrix)
+    expected, same = codec_oracle.nnm_trimmed_mean(wide, matrix)
+    assert total.dtype == np.int64
+    assert (total == expected).all()
+    assert divisor == same
+
+
+def test_the_gram_matrix_of_the_largest_values_is_exact() -> None:
+    length = 3 * (1 << 13) + 1
+    top = np.full(length, VALUE_LIMIT - 1, np.int32)
+    square = length * (VALUE_LIMIT - 1) ** 2
+    assert gram([top, -top] * 32) == [[square if (i + j) % 2 == 0 else -square for j in range(64)] for i in range(64)]
+
+
+def test_values_beyond_the_codecs_are_our_own_bug() -> None:
+    with pytest.raises(AssertionError):
+        gram([np.full(10, VALUE_LIMIT, np.int64)])
+
+
+def test_sparse_and_dense_updates_add_up_as_the_definition_says() -> None:
+    random, n = np.random.default_rng(4), 20_000
+    deltas = [(random.standard_t(4, n) * 1e-3).astype(np.float32) for _ in range(5)]
+    codecs = [Codec(4, 64), Codec(2, 64), Codec(8, 64, 10_000), Codec(4, 64, 125_000), Codec(3, 17, 500_000)]
+    updates = [codec.decode(codec.encode(delta), n) for codec, delta in zip(codecs, deltas, strict=True)]
+    total, _ = nnm_trimmed_mean(updates, gram(updates))
+    slow = [
+        codec_oracle.sparse_values(delta, codec.bits, codec.block, codec.held(n))
+        for codec, delta in zip(codecs, deltas, strict=True)
+    ]
+    assert (total == codec_oracle.nnm_trimmed_mean(slow, codec_oracle.gram(slow))[0]).all()
 
 
 def test_norms_within_half_and_twice_the_median_pass() -> None:
