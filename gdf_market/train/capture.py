@@ -65,10 +65,7 @@ def capture_module(model: nn.Module, samples: Sequence[torch.Tensor], loss: Loss
 
 def capture(job: Job) -> Program:
     """Return the program of a job's model and loss.  Raises UsageError as ``capture_module`` does."""
-    shape = (job.batch, job.context)
-    tokens = torch.arange(job.batch * job.context).reshape(shape) % job.dataset.vocab
-    tokens[0, 0] = job.dataset.vocab - 1  # the largest token has to be in the model's vocabulary
-    return capture_module(job.model, (tokens, tokens.roll(1, 0)), job.loss)
+    return capture_module(job.model, job.example(), job.loss)
 
 
 def initial_parameters(model: nn.Module, program: Program) -> Any:

@@ -1,26 +1,29 @@
-"""Everything a job's post needs, from the owner's ``Job``: the three files and the numbers about them."""
+"""Everything a job's post needs, from the owner's ``Job``: its files and the numbers about them."""
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from gdf_market.errors import UsageError, ensure
 from gdf_market.messages import Recipe
-from gdf_market.train.capture import capture, initial_parameters
+from gdf_market.train.capture import capture_module, initial_parameters
 from gdf_market.train.checkpoint import pack
 from gdf_market.train.data import DataManifest
-from gdf_market.train.job import Job
+from gdf_market.train.job import DEFAULT_ROUNDS, Job
+from gdf_market.train.program import Program
 from gdf_market.train.source import Dataset
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """``program``, ``content`` and ``checkpoint`` are the bytes of blobs."""
+    """``program`` and ``checkpoint`` are the bytes of blobs; ``dataset`` writes the content file."""
 
     title: str
     program: bytes
-    content: bytes
     checkpoint: bytes
     parameters: int
     tokens_per_unit: int
@@ -33,18 +36,30 @@ class Prepared:
         return self.dataset.manifest(content_blob, self.context)
 
 
-def prepare(job: Job) -> Prepared:
-    """Capture a job's program, tokens and first checkpoint.  Raises UsageError as ``capture`` does."""
-    program = capture(job)
+def prepare(job: Job, rounds: int | None = None) -> Prepared:
+    """Capture a job's program and first checkpoint, and its recipe for ``rounds`` (the job's own number).
+
+    Raises UsageError as ``capture_job`` does.
+    """
+    program = capture_job(job)
     parameters = initial_parameters(job.model, program)
     return Prepared(
         title=job.title,
         program=program.to_bytes(),
-        content=job.dataset.to_bytes(),
         checkpoint=pack(parameters, np.zeros_like(parameters)),
         parameters=program.size,
-        tokens_per_unit=job.steps * job.batch * job.context,
-        recipe=job.recipe,
+        tokens_per_unit=job.tokens_per_unit,
+        recipe=job.recipe_for(rounds or job.rounds or DEFAULT_ROUNDS),
         dataset=job.dataset,
         context=job.context,
     )
+
+
+def capture_job(job: Job) -> Program:
+    """Return the program of a job's model and loss, for batches of its data.  Raises UsageError."""
+    wanted: dict[str, Any] = {"param_groups": job.groups, "names": job.names}
+    given = {name: value for name, value in wanted.items() if value}
+    known = inspect.signature(capture_module).parameters
+    for name in given:
+        ensure(name in known, UsageError(f"capture does not know {name} yet; leave it out"))
+    return capture_module(job.model, job.example(), job.loss, **given)

@@ -223,7 +223,7 @@ def _convert(values: Array, field: Field | None) -> Array:
     if field is None:
         return values.astype("<u2")
     if field.divisor and values.dtype.kind == "f":
-        return np.rint(values.astype(np.float32) * np.float32(field.divisor)).astype("|u1")
+        values = np.rint(values.astype(np.float32) * np.float32(field.divisor))
     stored: Array = values.astype(field.file_dtype)
     return stored
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ _PROGRAM = {
 }  # fmt: skip
 _SMALLER = {"int64": ("uint8", "int16", "uint16", "int32"), "int32": ("uint8", "int16", "uint16")}
 _SCAN = 1 << 22  # values looked at in one go
+_LABEL = "label"
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,17 @@ class Options:
     image_size: tuple[int, int] | None = None  # (height, width)
     grayscale: bool = False
     context: int = 64  # what token lists of different lengths are padded to
+    accepts: tuple[str, ...] = ()  # names that the model takes; others are left out, where no columns are chosen
+
+    def choose(self, names: Iterable[Any]) -> tuple[str, ...]:
+        """Return which of the named fields are used, in order; those that a model does not take need no mention."""
+        if self.columns:
+            return self.columns
+        return tuple(str(name) for name in names if not self.accepts or name in (*self.accepts, _LABEL))
+
+    def rename(self, name: str) -> str:
+        """Return the name under which a model takes a field: Hugging Face's ``label`` is its ``labels``."""
+        return "labels" if name == _LABEL and self.accepts and _LABEL not in self.accepts else name
 
 
 @dataclass(frozen=True)

@@ -167,11 +167,10 @@ def _from_columns(data: dict[str, Any], options: Options) -> Rows:
         not missing,
         UsageError(f"data has no field {', '.join(missing)}; its fields are {', '.join(map(str, data))[:300]}"),
     )
-    names = options.columns or tuple(data)
-    return Rows({str(name): _column(data[name], str(name), options) for name in names})
+    return Rows({options.rename(name): _column(data[name], name) for name in options.choose(data)})
 
 
-def _column(value: Any, name: str, options: Options) -> Column:
+def _column(value: Any, name: str) -> Column:
     if isinstance(value, str | Path):
         ensure(
             Path(value).suffix == ".npy",

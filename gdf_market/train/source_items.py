@@ -84,13 +84,13 @@ def _items(data: Any, total: int | None) -> Iterator[Any]:
 
 def _row(item: Any, number: int, options: Options) -> dict[str, Array]:
     if hasattr(item, "keys"):
-        names = options.columns or tuple(item.keys())
+        names = options.choose(item.keys())
         missing = [name for name in names if name not in item]
         ensure(
             not missing,
             UsageError(f"row {number} has no field {', '.join(missing)}; it has {', '.join(map(str, item))[:300]}"),
         )
-        return {str(name): as_array(item[name], str(name)) for name in names}
+        return {options.rename(name): as_array(item[name], name) for name in names}
     values: Iterable[Any] = item if isinstance(item, tuple | list) else (item,)
     return {str(place): as_array(value, str(place)) for place, value in enumerate(values)}
 
