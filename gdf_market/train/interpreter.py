@@ -3,37 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
-from gdf_market.train.graph import DEVICE, Forward, GraphInput, Value, read_argument, referenced
-from gdf_market.train.noise import NO_NOISE
-from gdf_market.train.operators import DROPOUT, ITEM, check_call, resolve
+from gdf_market.train.graph import Forward
+from gdf_market.train.noise import IDENTITY, NO_NOISE, Source
+from gdf_market.train.operator_rules import check_call
+from gdf_market.train.operators import ITEM
+from gdf_market.train.plan import Plan, compile_plan
 from gdf_market.train.program import Floats, Program
 
 Watch = Callable[[Any], None]  # sees the value of every node as it is computed
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One operator call with its arguments in Python form, and the values nobody needs after it."""
-
-    name: str
-    function: Callable[..., Any]
-    args: list[Any]
-    kwargs: dict[str, Any]
-    last_use: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """A forward pass, ready to run."""
-
-    inputs: tuple[GraphInput, ...]
-    steps: list[_Step]
 
 
 class ProgramModule(nn.Module):
@@ -48,10 +30,14 @@ class ProgramModule(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(tensor.to(device)) for tensor in weights])
         self._constants = [program.constants[name].to(device, copy=True) for name in program.graph.constants]
         self.device = torch.device(device)
-        self.noise = NO_NOISE
+        self.noise: Source = NO_NOISE
         graph = program.graph
-        self._train = _compile(graph.train)
-        self._evaluate = _compile(graph.evaluate) if graph.evaluate is not None else self._train
+        self._train = compile_plan(graph.train, (graph.train.output,), self.device)
+        self._evaluate = self._train
+        if graph.evaluate is not None:
+            self._evaluate = compile_plan(graph.evaluate, (graph.evaluate.output,), self.device)
+        self._statistics = compile_plan(graph.train, tuple(graph.train.updates.values()), self.device)
+        self._checked: set[tuple[Plan, tuple[torch.Size, ...]]] = set()
 
     def load(self, flat: Floats) -> None:
         """Set the weights from f32[n]."""
@@ -65,71 +51,55 @@ class ProgramModule(nn.Module):
 
     def forward(self, *samples: torch.Tensor, watch: Watch | None = None) -> Any:
         """Return the loss of training, a scalar tensor."""
-        return self._run(self._train, samples, watch)[self.program.graph.train.output]
+        return self._run(self._train, samples, watch, self.noise)[self._train.outputs[0]]
 
     def evaluate(self, *samples: torch.Tensor, watch: Watch | None = None) -> Any:
         """Return the loss in evaluation mode, with the running statistics that this module holds now."""
-        graph = self.program.graph
-        return self._run(self._evaluate, samples, watch)[(graph.evaluate or graph.train).output]
+        return self._run(self._evaluate, samples, watch, IDENTITY)[self._evaluate.outputs[0]]
 
-    @torch.no_grad()
     def gather_statistics(self, *samples: torch.Tensor) -> None:
         """Move the running statistics of batch norm on by one batch, as a training step of torch does."""
-        updates = self.program.graph.train.updates
-        values = self._run(self._train, samples, None) if updates else []
-        for name, value in updates.items():
-            self._constants[self.program.graph.constants.index(name)].copy_(values[value])
+        for name, value in self.new_statistics(*samples).items():
+            self._constants[self.program.graph.constants.index(name)].copy_(value)
+
+    @torch.no_grad()
+    def new_statistics(self, *samples: torch.Tensor) -> dict[str, Any]:
+        """Return the running statistics after one more batch, by the name of the constant that they replace.
+
+        Dropout is left out: it would shift the variances that evaluation meets (Li et al. 2019, arXiv:1801.05134).
+        """
+        if not self._statistics.outputs:
+            return {}
+        values = self._run(self._statistics, samples, None, IDENTITY)
+        return {name: values[value] for name, value in self.program.graph.train.updates.items()}
+
+    def run_all(self, forward: Forward, *samples: torch.Tensor, watch: Watch) -> None:
+        """Compute every node of a pass, also those that neither a loss nor the statistics need."""
+        first = len(forward.inputs)
+        plan = compile_plan(forward, tuple(range(first, first + len(forward.nodes))), self.device)
+        self._run(plan, samples, watch, IDENTITY)
 
     def statistics(self) -> dict[str, torch.Tensor]:
         """Return the running statistics, by the name of the constant that they replace."""
         names = self.program.graph.constants
         return {name: self._constants[names.index(name)].cpu() for name in self.program.graph.train.updates}
 
-    def _run(self, plan: _Plan, samples: tuple[torch.Tensor, ...], watch: Watch | None) -> list[Any]:
+    def _run(self, plan: Plan, samples: tuple[torch.Tensor, ...], watch: Watch | None, noise: Source) -> list[Any]:
+        # Arguments are those of the plan, and sizes follow from the shapes of the samples: once is often enough.
+        shapes = (plan, tuple(sample.shape for sample in samples))
+        checking = shapes not in self._checked
         sources = {"parameter": list(self.weights), "constant": self._constants, "sample": list(samples)}
         values: list[Any] = [sources[entry.kind][entry.index] for entry in plan.inputs]
+        values += [None] * plan.nodes
         for step in plan.steps:
-            args = [self._bind(argument, values) for argument in step.args]
-            kwargs = {name: self._bind(argument, values) for name, argument in step.kwargs.items()}
-            check_call(step.name, args, kwargs)
-            drops = step.name == DROPOUT
-            result = self.noise.drop(len(values), *args) if drops else step.function(*args, **kwargs)
+            args, kwargs = step.bind(values)
+            if checking:
+                check_call(step.name, args, kwargs)
+            result = noise.drop(step.value, *args) if step.drops else step.function(*args, **kwargs)
             if watch is not None and step.name != ITEM:
                 watch(result)
-            values.append(result)
+            values[step.value] = result
             for index in step.last_use:
                 values[index] = None
+        self._checked.add(shapes)
         return values
-
-    def _bind(self, argument: Any, values: list[Any]) -> Any:
-        if isinstance(argument, Value):
-            return values[argument.index]
-        if argument is DEVICE:
-            return self.device
-        if isinstance(argument, list):
-            return [self._bind(item, values) for item in argument]
-        return argument
-
-
-def _compile(forward: Forward) -> _Plan:
-    """Return the calls in order, each with the values whose last use it is."""
-    first = len(forward.inputs)
-    readings = []
-    last: dict[int, int] = {}
-    for position, node in enumerate(forward.nodes):
-        values = first + position
-        args = [read_argument(argument, values) for argument in node.args]
-        kwargs = {name: read_argument(argument, values) for name, argument in node.kwargs.items()}
-        readings.append((node.op, args, kwargs))
-        last[values] = position  # a value nobody uses goes at once
-        last.update(dict.fromkeys(referenced(args) | referenced(kwargs), position))
-    for kept in (forward.output, *forward.updates.values()):
-        last.pop(kept, None)
-    free: dict[int, list[int]] = {}
-    for value, position in last.items():
-        free.setdefault(position, []).append(value)
-    steps = [
-        _Step(op, resolve(op), args, kwargs, tuple(free.get(position, ())))
-        for position, (op, args, kwargs) in enumerate(readings)
-    ]
-    return _Plan(forward.inputs, steps)

@@ -8,6 +8,7 @@ device nor the size of micro-batches changes them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +19,14 @@ from gdf_market.train.random import pcg64
 
 _PER_WORD = 4  # 16 bits decide about one value
 _LEVELS = 1 << 16
+
+
+class Source(Protocol):
+    """What computes ``noise.dropout`` for the interpreter."""
+
+    def drop(self, node: int, tensor: torch.Tensor, p: float) -> torch.Tensor:
+        """Return ``tensor`` after dropout with probability ``p``; ``node`` is the number of the value."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,27 +41,32 @@ class Noise:
     def drop(self, node: int, tensor: torch.Tensor, p: float) -> torch.Tensor:
         """Return ``tensor`` with a share ``p`` (rounded to 2**-16) of its values zero and the others scaled up.
 
-        Rows are those of the batch: dimension 0 has to be a multiple of it.
+        Where dimension 0 is a multiple of the batch, each row of the batch has masks of its own.  Any other tensor is
+        drawn as a whole; the program of such a one is not separable.
         """
-        ensure(0.0 <= p < 1.0, MalformedError(f"dropout with p={p}"))
-        cut = round(p * _LEVELS)
+        cut = cut_of(p)
         if tensor.device.type == "meta" or cut == 0:
             return tensor.clone()
         keep = torch.from_numpy(self._keep(node, tuple(tensor.shape), cut)).to(tensor.device)
         return tensor * (keep.to(tensor.dtype) * (_LEVELS / (_LEVELS - cut)))
 
-    def _keep(self, node: int, shape: tuple[int, ...], cut: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-        ensure(
-            len(shape) > 0 and shape[0] % self.batch == 0,
-            MalformedError(f"dropout of a tensor {list(shape)} whose first dimension is not the batch of {self.batch}"),
-        )
-        per_row = int(np.prod(shape, dtype=np.int64)) // self.batch
+    def _keep(self, node: int, shape: tuple[int, ...], cut: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        by_rows = len(shape) > 0 and shape[0] % self.batch == 0
+        rows, first = (self.batch, self.first_row) if by_rows else (1, 0)
+        per_row = int(np.prod(shape, dtype=np.int64)) // rows
         words = -(-per_row // _PER_WORD)
         place = self.step.to_bytes(8, "big") + node.to_bytes(8, "big")
         generator = pcg64(digest("gdf/dropout", self.seed, place))
-        generator.advance(words * self.first_row)
-        drawn = generator.random_raw(words * self.batch).astype("<u8").view("<u2").reshape(self.batch, -1)
+        generator.advance(words * first)
+        drawn = generator.random_raw(words * rows).astype("<u8").view("<u2").reshape(rows, -1)
         return np.ascontiguousarray(drawn[:, :per_row] >= cut).reshape(shape)
+
+
+def cut_of(p: object) -> int:
+    """Return how many of 2**16 levels are dropped.  Raises MalformedError unless ``p`` is a float in [0, 1)."""
+    ensure(isinstance(p, float) and 0.0 <= p < 1.0, MalformedError(f"dropout with p={str(p)[:40]}; it is in [0, 1)"))
+    assert isinstance(p, float)
+    return min(round(p * _LEVELS), _LEVELS - 1)
 
 
 class _NoNoise:
@@ -60,8 +74,15 @@ class _NoNoise:
 
     def drop(self, node: int, tensor: torch.Tensor, p: float) -> torch.Tensor:
         ensure(tensor.device.type == "meta", MalformedError("dropout outside a training step"))
-        ensure(0.0 <= p < 1.0, MalformedError(f"dropout with p={p}"))
         return tensor.clone()
 
 
-NO_NOISE: Noise | _NoNoise = _NoNoise()
+class _Identity:
+    """Nothing is dropped: evaluation, and passes that gather the statistics of batch norm."""
+
+    def drop(self, node: int, tensor: torch.Tensor, p: float) -> torch.Tensor:
+        return tensor
+
+
+NO_NOISE: Source = _NoNoise()
+IDENTITY: Source = _Identity()

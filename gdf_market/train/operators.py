@@ -1,69 +1,86 @@
-"""The operators a program may use, and what their arguments may ask for.
+"""The operators a program may use.
 
 Rules kept here:
 1. Functional ``aten`` operators only: nothing in place, no ``out=``, no views that escape their storage
    (``as_strided``, ``set_``), nothing that reads a file, the clock or a random generator.
-2. Arguments that would bring randomness, mutation or unbounded lists back are refused before the call.
+2. No uninitialised memory (``aten.empty``): every value is a function of the inputs.
+3. Arguments that would bring randomness, mutation or unbounded lists back are refused (operator_rules.py).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from gdf_market.errors import MalformedError, OversizedError, ensure
+from gdf_market.errors import MalformedError, ensure
 from gdf_market.units import MAX_INT
 
-MAX_PIECES = 4_096  # tensors that one split, chunk or unbind may return
-
 _POINTWISE = """
-__and__.Tensor __or__.Tensor abs.default add.Scalar add.Tensor addcdiv.default addcmul.default atan.default
-bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor ceil.default celu.default clamp.Tensor clamp.default
-clamp_max.default clamp_min.default cos.default div.Scalar div.Tensor div.Tensor_mode elu.default eq.Scalar eq.Tensor
-erf.default exp.default expm1.default floor.default floor_divide.default fmod.Scalar ge.Scalar ge.Tensor gelu.default
-gt.Scalar gt.Tensor hardsigmoid.default hardswish.default hardtanh.default isfinite.default isnan.default le.Scalar
-le.Tensor leaky_relu.default lerp.Scalar lerp.Tensor log.default log10.default log1p.default log2.default
-log_sigmoid.default logical_and.default logical_not.default logical_or.default lt.Scalar lt.Tensor masked_fill.Scalar
-masked_fill.Tensor maximum.default minimum.default mish.default mul.Scalar mul.Tensor ne.Scalar ne.Tensor neg.default
-pow.Scalar pow.Tensor_Scalar pow.Tensor_Tensor prelu.default reciprocal.default relu.default relu6.default
-remainder.Scalar rsqrt.default rsub.Scalar selu.default sigmoid.default sign.default silu.default sin.default
-softplus.default sqrt.default square.default sub.Scalar sub.Tensor tan.default tanh.default where.ScalarOther
-where.ScalarSelf where.self
+__and__.Tensor __or__.Tensor __xor__.Tensor abs.default acos.default acosh.default add.Scalar add.Tensor
+addcdiv.default addcmul.default asin.default asinh.default atan.default atan2.default atanh.default bitwise_and.Scalar
+bitwise_and.Tensor bitwise_not.default bitwise_or.Tensor bitwise_xor.Tensor bucketize.Tensor ceil.default celu.default
+clamp.Tensor clamp.default clamp_max.default clamp_min.default copysign.Tensor cos.default cosh.default
+cosine_similarity.default deg2rad.default div.Scalar div.Scalar_mode div.Tensor div.Tensor_mode elu.default eq.Scalar
+eq.Tensor erf.default erfc.default exp.default exp2.default expm1.default fill.Scalar fill.Tensor floor.default
+floor_divide.default fmod.Scalar fmod.Tensor frac.default ge.Scalar ge.Tensor gelu.default glu.default gt.Scalar
+gt.Tensor hardshrink.default hardsigmoid.default hardswish.default hardtanh.default isfinite.default
+isin.Tensor_Scalar isin.Tensor_Tensor isinf.default isnan.default le.Scalar le.Tensor leaky_relu.default lerp.Scalar
+lerp.Tensor lgamma.default log.default log10.default log1p.default log2.default log_sigmoid.default
+logaddexp.default logaddexp2.default logical_and.default logical_not.default logical_or.default logical_xor.default
+logit.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum.default minimum.default mish.default
+mul.Scalar mul.Tensor nan_to_num.default ne.Scalar ne.Tensor neg.default pow.Scalar pow.Tensor_Scalar
+pow.Tensor_Tensor prelu.default rad2deg.default reciprocal.default relu.default relu6.default remainder.Scalar
+remainder.Tensor round.default rsqrt.default rsub.Scalar selu.default sgn.default sigmoid.default sign.default
+silu.default sin.default sinc.default sinh.default softplus.default softshrink.default sqrt.default square.default
+sub.Scalar sub.Tensor tan.default tanh.default threshold.default trunc.default where.Scalar where.ScalarOther
+where.ScalarSelf where.self xlogy.Tensor
 """
 _REDUCTION = """
-_log_softmax.default _softmax.default all.default amax.default amin.default any.default argmax.default argmin.default
-cumsum.default linalg_vector_norm.default log_softmax.int logsumexp.default max.default max.dim mean.default mean.dim
-min.default min.dim norm.Scalar prod.default prod.dim_int softmax.int std.correction std.dim sum.default
-sum.dim_IntList topk.default var.correction var.dim
+_log_softmax.default _safe_softmax.default _softmax.default all.default all.dim amax.default amin.default any.default
+any.dim argmax.default argmin.default argsort.default argsort.stable cumprod.default cumsum.default
+linalg_vector_norm.default log_softmax.int logcumsumexp.default logsumexp.default max.default max.dim mean.default
+mean.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim pairwise_distance.default prod.default prod.dim_int
+softmax.int sort.default sort.stable std.correction std.default std.dim std_mean.correction sum.default
+sum.dim_IntList topk.default var.correction var.default var.dim var_mean.correction
 """
 _SHAPE = """
-_to_copy.default alias.default broadcast_tensors.default broadcast_to.default cat.default chunk.default clone.default
-contiguous.default detach.default diagonal.default expand.default expand_as.default flatten.using_ints flip.default
-gather.default index.Tensor index_select.default lift_fresh_copy.default movedim.int narrow.default permute.default
-pixel_shuffle.default repeat.default repeat_interleave.self_int reshape.default roll.default select.int slice.Tensor
-split.Tensor split_with_sizes.default squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default
-to.device to.dtype to.dtype_layout transpose.int tril.default triu.default type_as.default unbind.int unflatten.int
+_to_copy.default alias.default broadcast_tensors.default broadcast_to.default cat.default channel_shuffle.default
+chunk.default clone.default contiguous.default copy.default detach.default diag_embed.default diagonal.default
+expand.default expand_as.default flatten.using_ints flip.default gather.default index.Tensor index_add.default
+index_put.default index_select.default lift_fresh_copy.default meshgrid.default meshgrid.indexing movedim.int
+movedim.intlist narrow.default numpy_T.default permute.default pixel_shuffle.default pixel_unshuffle.default
+repeat.default repeat_interleave.self_int reshape.default roll.default scatter.src scatter.value scatter_add.default
+select.int select_scatter.default slice.Tensor slice_scatter.default split.Tensor split_with_sizes.default
+squeeze.default squeeze.dim squeeze.dims stack.default sym_size.int t.default tensor_split.sections to.device to.dtype
+to.dtype_layout to.other transpose.int tril.default triu.default type_as.default unbind.int unflatten.int unfold.default
 unsqueeze.default view.default view_as.default
 """
 _CREATE = """
-arange.default arange.start arange.start_step full.default full_like.default new_full.default new_ones.default
-new_zeros.default ones.default ones_like.default scalar_tensor.default zeros.default zeros_like.default
+arange.default arange.start arange.start_step eye.default eye.m full.default full_like.default linspace.default
+new_full.default new_ones.default new_zeros.default ones.default ones_like.default scalar_tensor.default zeros.default
+zeros_like.default
 """
 _LAYER = """
-_native_batch_norm_legit_no_training.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default addmm.default
-avg_pool1d.default avg_pool2d.default baddbmm.default batch_norm.default bmm.default constant_pad_nd.default
-conv1d.default conv2d.default conv_transpose2d.input convolution.default einsum.default embedding.default
-group_norm.default gru.input layer_norm.default linear.default lstm.input matmul.default max_pool1d.default
-max_pool2d.default max_pool2d_with_indices.default mm.default native_group_norm.default native_layer_norm.default
-one_hot.default outer.default pad.default rms_norm.default scaled_dot_product_attention.default upsample_nearest2d.vec
+_native_batch_norm_legit_no_training.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default
+adaptive_max_pool1d.default adaptive_max_pool2d.default addbmm.default addmm.default addmv.default avg_pool1d.default
+avg_pool2d.default avg_pool3d.default baddbmm.default batch_norm.default bilinear.default bmm.default
+constant_pad_nd.default conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default
+conv_transpose1d.default conv_transpose2d.input convolution.default dot.default einsum.default embedding.default
+group_norm.default gru.input gru_cell.default im2col.default instance_norm.default layer_norm.default linear.default
+lstm.input lstm_cell.default matmul.default max_pool1d.default max_pool2d.default max_pool2d_with_indices.default
+mm.default mv.default native_group_norm.default native_layer_norm.default one_hot.default outer.default pad.default
+rms_norm.default rnn_relu.input rnn_relu_cell.default rnn_tanh.input rnn_tanh_cell.default
+scaled_dot_product_attention.default tensordot.default upsample_bilinear2d.vec upsample_nearest1d.vec
+upsample_nearest2d.vec
 """
 _LOSS = """
-binary_cross_entropy.default binary_cross_entropy_with_logits.default cross_entropy_loss.default huber_loss.default
-kl_div.default l1_loss.default mse_loss.default nll_loss.default nll_loss_forward.default nll_loss_nd.default
-smooth_l1_loss.default
+binary_cross_entropy.default binary_cross_entropy_with_logits.default cosine_embedding_loss.default
+cross_entropy_loss.default hinge_embedding_loss.default huber_loss.default kl_div.default l1_loss.default
+margin_ranking_loss.default mse_loss.default nll_loss.default nll_loss_forward.default nll_loss_nd.default
+poisson_nll_loss.default smooth_l1_loss.default soft_margin_loss.default triplet_margin_loss.default
 """
 
 ATEN = frozenset(
@@ -98,22 +115,6 @@ def resolve(name: str) -> Callable[..., Any]:
     return lambda left, right: _integer(INTEGER[name], left, right)
 
 
-def check_call(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
-    """Raise a PeerError when the arguments ask an allowed operator for something that is not allowed."""
-    rule = _RULES.get(name)
-    if rule is not None:
-        rule(_named(name, args, kwargs))
-
-
-def _named(name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments by their name in the operator's schema; the defaults fill the rest."""
-    schema = resolve(name)._schema  # type: ignore[attr-defined]
-    values = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
-    ensure(len(args) <= len(schema.arguments), MalformedError(f"{name} is given {len(args)} arguments"))
-    values.update(zip((argument.name for argument in schema.arguments), args, strict=False))
-    return values | kwargs
-
-
 def _item(values: Any, index: Any) -> Any:
     ensure(isinstance(values, tuple | list), MalformedError("item of a value that is not a list"))
     ensure(type(index) is int and 0 <= index < len(values), MalformedError(f"item {index!r} of {len(values)}"))
@@ -131,45 +132,3 @@ def _integer(function: Callable[..., Any], left: Any, right: Any) -> int:
     result: int = function(left, right)
     ensure(abs(result) <= MAX_INT, MalformedError("integer beyond 2**53"))
     return result
-
-
-def _no_dropout(named: dict[str, Any]) -> None:
-    ensure(named["dropout_p"] == 0, MalformedError("attention with dropout cannot be re-executed"))
-
-
-def _no_layer_dropout(named: dict[str, Any]) -> None:
-    ensure(named["dropout"] == 0, MalformedError("recurrent layers with dropout cannot be re-executed"))
-
-
-def _fixed_statistics(named: dict[str, Any]) -> None:
-    ensure(named["training"] is False, MalformedError("batch norm that updates its statistics cannot be re-executed"))
-
-
-def _dense(named: dict[str, Any]) -> None:
-    ensure(named["sparse"] is False, MalformedError("sparse embedding gradients are not supported"))
-
-
-def _few_pieces(size_of: Callable[[dict[str, Any]], int]) -> Callable[[dict[str, Any]], None]:
-    def check(named: dict[str, Any]) -> None:
-        pieces = size_of(named)
-        ensure(0 < pieces <= MAX_PIECES, OversizedError(f"{pieces} pieces of a tensor; at most {MAX_PIECES}"))
-
-    return check
-
-
-def _split_pieces(named: dict[str, Any]) -> int:
-    size = named["split_size"]
-    ensure(size > 0, MalformedError(f"pieces of {size}"))
-    return int(-(-named["self"].shape[named["dim"]] // size))
-
-
-_RULES: dict[str, Callable[[dict[str, Any]], None]] = {
-    "aten.scaled_dot_product_attention.default": _no_dropout,
-    "aten.lstm.input": _no_layer_dropout,
-    "aten.gru.input": _no_layer_dropout,
-    "aten.batch_norm.default": _fixed_statistics,
-    "aten.embedding.default": _dense,
-    "aten.split.Tensor": _few_pieces(_split_pieces),
-    "aten.unbind.int": _few_pieces(lambda named: int(named["self"].shape[named["dim"]])),
-    "aten.chunk.default": _few_pieces(lambda named: int(named["chunks"])),
-}

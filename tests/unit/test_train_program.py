@@ -18,7 +18,8 @@ from gdf_market.train.checkpoint import pack
 from gdf_market.train.dry_run import dry_run
 from gdf_market.train.graph import MAX_GRAPH_BYTES, MAX_LIST, Graph, GraphInput, Node, Parameter, Sample
 from gdf_market.train.interpreter import ProgramModule
-from gdf_market.train.operators import ATEN, MAX_PIECES, check_call, is_allowed, resolve
+from gdf_market.train.operator_rules import MAX_PIECES, check_call
+from gdf_market.train.operators import ATEN, is_allowed, resolve
 from gdf_market.train.program import Program, check_structure, to_safetensors
 
 VOCAB = dataset().vocab
@@ -94,7 +95,9 @@ def test_safetensors_of_a_checkpoint_has_every_name_of_the_state() -> None:
 
 
 # check_call refuses dropout in them
-RANDOM_UNLESS_TOLD_NOT_TO = {"aten.scaled_dot_product_attention.default", "aten.gru.input", "aten.lstm.input"}
+RANDOM_UNLESS_TOLD_NOT_TO = {"aten.scaled_dot_product_attention.default"} | {
+    f"aten.{layer}.input" for layer in ("gru", "lstm", "rnn_tanh", "rnn_relu")
+}
 
 
 @pytest.mark.parametrize("name", sorted(ATEN))
@@ -128,7 +131,11 @@ def test_programs_with_other_operators_are_refused(name: str) -> None:
     ("name", "kwargs"),
     [
         ("aten.scaled_dot_product_attention.default", {"dropout_p": 0.1}),
-        ("aten.batch_norm.default", {"training": True}),
+        ("aten.batch_norm.default", {"training": True, "running_mean": 0, "running_var": None}),
+        ("aten.instance_norm.default", {"use_input_stats": True, "running_mean": None, "running_var": 0}),
+        ("aten.rnn_tanh.input", {"dropout": 0.1}),
+        ("aten.one_hot.default", {"num_classes": -1}),
+        ("aten.index.Tensor", {"indices": [torch.ones(2, dtype=torch.bool)]}),
         ("aten.lstm.input", {"dropout": 0.1}),
         ("aten.gru.input", {"dropout": 0.1}),
         ("aten.embedding.default", {"sparse": True}),
