@@ -6,28 +6,39 @@ import math
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import rich_click as click
 import trio
 
-from contracts.records import Audit, Bid, Dispute, Job, Round, Unit
+from contracts.records import Job
 from gdf_market.codec import decode
 from gdf_market.commands.common import App, pass_app, short, table
+from gdf_market.commands.metrics import Sinks
+from gdf_market.commands.model_file import EVALUATE_S, check_target, snippet, write_model
+from gdf_market.commands.progress import ENDED, metrics_of, require_job, rounds_of
 from gdf_market.commands.reading import open_ledger, resolve_job
+from gdf_market.commands.report import job_report, report_text
 from gdf_market.commands.session import run_async, with_client
+from gdf_market.commands.watch import watch
 from gdf_market.errors import LocalError, UsageError
 from gdf_market.node.client import NodeClient
 from gdf_market.units import format_credits
-from ledger.reading import record_of, records_of
+from ledger.reading import records_of
 from ledger.store import LedgerStore
 
-EVALUATE_S = 600.0
 MAX_MANIFEST_BYTES = 1 << 20
 
 
-@click.group()
-def jobs() -> None:
-    """List jobs, look into one, fetch its model, cancel it."""
+@click.group(invoke_without_command=True)
+@pass_app
+@click.pass_context
+def jobs(context: click.Context, app: App) -> None:
+    """List jobs, look into one, watch it, fetch its model, cancel it."""
+    if context.invoked_subcommand is not None:
+        return
+    if app.json:
+        context.invoke(list_jobs)
+    else:
+        app.out.print(context.get_help())
 
 
 @jobs.command("ls")
@@ -65,94 +76,32 @@ def list_jobs(app: App) -> None:
     app.emit({"jobs": rows}, text)
 
 
-def job_report(store: LedgerStore, job_id: str) -> dict[str, Any]:
-    """Return everything the ledger knows about a job, as plain JSON values."""
-    job = _require(store, job_id)
-    rounds: list[Round] = sorted(records_of(store, Round, f"round/{job_id}/"), key=lambda record: record.index)
-    units: list[Unit] = sorted(records_of(store, Unit, f"unit/{job_id}/"), key=lambda unit: (unit.round, unit.slot))
-    audits: list[Audit] = records_of(store, Audit, f"audit/{job_id}/")
-    disputes: list[Dispute] = records_of(store, Dispute, f"dispute/{job_id}/")
-    bids: list[Bid] = records_of(store, Bid, f"bid/{job_id}/")
-    return {
-        "job": msgspec.to_builtins(job),
-        "bids": msgspec.to_builtins(bids),
-        "rounds": [
-            {
-                "index": round_.index,
-                "phase": round_.phase,
-                "reason": round_.reason,
-                "price": round_.price,
-                "included": list(round_.outcome.included) if round_.outcome else [],
-                "flags": msgspec.to_builtins(round_.outcome.flags) if round_.outcome else [],
-                "loss_e6": median_loss(round_),
-                "seconds": (round_.ended_ms - round_.started_ms) / 1_000 if round_.ended_ms else None,
-            }
-            for round_ in rounds
-        ],
-        "units": msgspec.to_builtins(units),
-        "audits": msgspec.to_builtins(audits),
-        "disputes": msgspec.to_builtins(disputes),
-    }
-
-
-def _require(store: LedgerStore, job_id: str) -> Job:
-    job = record_of(store, Job, f"job/{job_id}")
-    if job is None:
-        raise UsageError(f"job {job_id[:16]} is not on this ledger (yet)")
-    return job
-
-
-def median_loss(round_: Round) -> int | None:
-    """Return the median of the attesters' own loss measurements in micro-nats, or None."""
-    losses = sorted(loss for _, loss in round_.losses if loss >= 0)
-    return losses[len(losses) // 2] if losses else None
-
-
 @jobs.command()
 @click.argument("job")
+@click.option("--watch", "follow", is_flag=True, help="Follow it until it ends; Ctrl-C ends the view, not the job.")
+@click.option("--metrics", type=click.Path(path_type=Path), help="Append one JSON line per settled round to this file.")
+@click.option(
+    "--tensorboard", type=click.Path(path_type=Path), help="Write the rounds for TensorBoard into this folder."
+)
 @pass_app
-def show(app: App, job: str) -> None:
+def show(app: App, job: str, follow: bool, metrics: Path | None, tensorboard: Path | None) -> None:
     """Show a job: bids, rounds, units with verdicts and pay.  JOB may be the start of its id.
 
-    Example: gdf-market jobs show 3fa9
+    With --watch and --json, one JSON object per line for every change.
+
+    Example: gdf-market jobs show 3fa9 --watch --metrics rounds.jsonl
     """
     with open_ledger(app) as store:
-        value = job_report(store, resolve_job(store, job))
-
-    def text() -> object:
-        from rich.console import Group
-
-        facts = value["job"]
-        head = table(facts["spec"]["title"], "what", "value")
-        head.add_row("id", facts["id"])
-        head.add_row("status", f"{facts['status']} {facts['reason']}".strip())
-        head.add_row("clearing price", format_credits(facts["clearing_price"]))
-        head.add_row("escrow left", format_credits(facts["escrow"] + facts["audit_escrow"]))
-        head.add_row("refunded", format_credits(facts["refunded"]))
-        bids = table("bids", "worker", "price", "units", "status", "reason")
-        for bid in value["bids"]:
-            bids.add_row(
-                short(bid["worker"]), format_credits(bid["price"]), str(bid["units"]), bid["status"], bid["reason"]
-            )
-        rounds = table("rounds", "round", "phase", "units in", "loss", "seconds", "reason")
-        for row in value["rounds"]:
-            loss = "" if row["loss_e6"] is None else f"{row['loss_e6'] / 1e6:.4f}"
-            seconds = "" if row["seconds"] is None else f"{row['seconds']:.1f}"
-            rounds.add_row(str(row["index"]), row["phase"], str(len(row["included"])), loss, seconds, row["reason"])
-        units = table("units", "round.slot", "worker", "shard", "status", "held", "paid", "reason")
-        for unit in value["units"]:
-            units.add_row(
-                f"{unit['round']}.{unit['slot']}",
-                short(unit["worker"]),
-                str(unit["shard"]),
-                unit["status"],
-                format_credits(unit["held_pay"] + unit["held_merit"]),
-                format_credits(unit["paid"]),
-                unit["reason"],
-            )
-        return Group(head, bids, rounds, units)
-
-    app.emit(value, text)
+        job_id = resolve_job(store, job)
+        value = {} if follow else job_report(store, job_id)
+    with Sinks(job_id, metrics, tensorboard) as sinks:
+        if follow:
+            watch(app, job_id, sinks)
+            return
+        if metrics or tensorboard:
+            with open_ledger(app) as store:
+                sinks.write(metrics_of(require_job(store, job_id), rounds_of(store, job_id)))
+    app.emit(value, lambda: report_text(value))
 
 
 @jobs.command()
@@ -164,9 +113,21 @@ def cancel(app: App, job: str) -> None:
     Example: gdf-market jobs cancel 3fa9
     """
     with open_ledger(app) as store:
-        job_id = resolve_job(store, job)
-    entry = with_client(app, lambda client: client.submit("job_cancel", job=job_id))
-    app.emit({"job": job_id, "entry": entry}, lambda: f"job {job_id[:12]} is being cancelled")
+        found = require_job(store, resolve_job(store, job))
+    entry = with_client(app, lambda client: _cancel(client, found))
+    app.emit({"job": found.id, "entry": entry}, lambda: f"job {found.id[:12]} is being cancelled")
+
+
+def _cancel(client: NodeClient, job: Job) -> str:
+    """Submit the cancellation and return its entry.  Raises UsageError where the ledger would refuse it."""
+    name = f"job {job.id[:12]}"
+    if job.spec.author != client.status()["account"]:
+        raise UsageError(f"{name} belongs to {job.spec.author}; only its owner can cancel it")
+    if job.ending == "cancelled" or job.status == "cancelled":
+        raise UsageError(f"{name} is cancelled already; held pay settles by itself, and the rest of the escrow returns")
+    if job.ending or job.status in ENDED:
+        raise UsageError(f"{name} is over ({job.ending or job.status}); there is nothing left to cancel")
+    return client.submit("job_cancel", job=job.id)
 
 
 @jobs.command()
@@ -176,15 +137,20 @@ def cancel(app: App, job: str) -> None:
     "--wait", "wait_s", type=click.IntRange(0, 86_400), default=0, help="Wait this many seconds for the job to end."
 )
 @click.option("--no-evaluate", is_flag=True, help="Do not measure the validation loss.")
+@click.option("--trained-only", is_flag=True, help="Write only the tensors that were trained, such as adapters.")
 @pass_app
-def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate: bool) -> None:
+def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate: bool, trained_only: bool) -> None:
     """Fetch a job's latest checkpoint from peers as safetensors, and measure its validation loss.
+
+    The file loads into the module that was posted: it holds every tensor of its state_dict.
 
     Example: gdf-market jobs fetch 3fa9 -o model.safetensors
     """
+    check_target(out or Path("model.safetensors"))
     value = with_client(app, lambda client: _fetch(app, client, job, wait_s))
     target = out or Path(f"{value['job'][:12]}.safetensors")
-    value["out"] = str(_write_model(value, target))
+    write_model(value["paths"], target, trained_only=trained_only)
+    value |= {"out": str(target), "load": snippet(target, trained_only=trained_only)}
     if not no_evaluate:
         value |= run_async(lambda: _evaluate(value))
 
@@ -193,6 +159,7 @@ def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate:
         lines.append(f"written   {value['out']}")
         if not no_evaluate:
             lines.append(f"loss      {value['loss_before']:.4f} -> {value['loss_after']:.4f}")
+        lines.append(f"load it   {value['load']}")
         return "\n".join(lines)
 
     app.emit(value, text)
@@ -232,7 +199,7 @@ def _wait_for_job(app: App, client: NodeClient, prefix: str | None, wait_s: int)
         while True:
             with open_ledger(app) as store:
                 job = _find_job(store, prefix, own)
-            if job.status in ("done", "cancelled", "expired") or time.monotonic() >= end:
+            if job.status in ENDED or time.monotonic() >= end:
                 return job
             say(f"job {job.id[:12]} is {job.status}, round {job.completed}/{job.spec.rounds}")
             time.sleep(1.0)
@@ -240,21 +207,11 @@ def _wait_for_job(app: App, client: NodeClient, prefix: str | None, wait_s: int)
 
 def _find_job(store: LedgerStore, prefix: str | None, own: str) -> Job:
     if prefix is not None:
-        return _require(store, resolve_job(store, prefix))
+        return require_job(store, resolve_job(store, prefix))
     owned = [job for job in records_of(store, Job) if job.spec.author == own]
     if not owned:
         raise UsageError("this account owns no job; name one: gdf-market jobs fetch JOB")
     return max(owned, key=lambda job: (job.posted_ms, job.id))
-
-
-def _write_model(value: dict[str, Any], target: Path) -> Path:
-    from gdf_market.node.datadir import write_atomic
-    from gdf_market.train.program import Program, to_safetensors
-
-    program = Program.from_bytes(Path(value["paths"]["program"]).read_bytes())
-    checkpoint = Path(value["paths"]["checkpoint_file"]).read_bytes()
-    write_atomic(target.absolute(), to_safetensors(program, checkpoint))
-    return target
 
 
 async def _evaluate(value: dict[str, Any]) -> dict[str, float]:

@@ -18,7 +18,8 @@ from gdf_market.codec import encode
 from gdf_market.commands import COMMANDS, cli, main
 from gdf_market.commands import post as posting
 from gdf_market.commands.common import App, printable, table
-from gdf_market.commands.jobs import job_report, median_loss
+from gdf_market.commands.progress import median_loss
+from gdf_market.commands.report import job_report
 from gdf_market.demo import processes
 from gdf_market.demo.processes import DemoError, Member, stop_all
 from gdf_market.errors import GdfError, InsufficientCreditsError, UnreachableError
@@ -190,7 +191,7 @@ def test_the_loss_is_the_median_of_what_was_measured() -> None:
 
 
 def fields(**changes: object) -> dict[str, Any]:
-    return dict(msgspec.to_builtins(make_world().job_fields() | changes))
+    return dict(msgspec.to_builtins(make_world().job_fields() | {"warm_rounds": 0} | changes))
 
 
 def test_the_summary_says_what_the_ledger_will_lock(tmp_path: Path) -> None:
