@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import rich_click as click
@@ -19,65 +20,53 @@ from gdf_market.codec import decode, encode
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.commands.reading import open_ledger
 from gdf_market.commands.session import interrupted_after, load_identity, run_async, with_client
+from gdf_market.commands.terms import DEFAULT_PRICE, DEFAULT_ROUNDS, Terms, parse_price, terms_of
 from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableError, UsageError
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
-from gdf_market.units import MINUTE_MS, PPM, SECOND_MS, format_credits, parse_credits
+from gdf_market.units import MINUTE_MS, PPM, SECOND_MS, format_credits
 from ledger.reading import records_of
+
+if TYPE_CHECKING:
+    from gdf_market.train.data import DataManifest
+    from gdf_market.train.job import Job as TrainingJob
+    from gdf_market.train.prepare import Prepared
+    from gdf_market.train.source import Dataset
 
 HOLDERS = 2  # peers that must hold every blob before the owner may leave (or all peers, if there are fewer)
 HOLDERS_S = 120.0
 PROBE_STEPS = 3
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What the owner asks for, besides the program itself."""
-
-    rounds: int
-    units: int
-    min_workers: int
-    warm_rounds: int
-    shards: int
-    max_price: int
-    bond: int
-    merit_percent: float
-    audit_fee: int
-    audit_floor_percent: float
-    bid_s: int
-    work_s: int
-    phase_s: int
-    audit_s: int
-    hold_s: int
-    deadline_min: int
-    device_class: str
-
-
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--rounds", type=click.IntRange(1, 10_000), default=10, show_default=True, help="Rounds to train.")
 @click.option(
-    "--max-price", default="1", show_default=True, metavar="CREDITS", help="Most you pay per unit (the reserve price)."
+    "--rounds", type=click.IntRange(1, 10_000), help=f"Rounds to train (default: the job's, or {DEFAULT_ROUNDS})."
 )
-@click.option("--units", type=click.IntRange(1, 64), default=4, show_default=True, help="Units per round.")
+@click.option(
+    "--max-price",
+    metavar="CREDITS",
+    help=f"Most you pay per unit, the reserve price (default: the job's, or {DEFAULT_PRICE}).",
+)
+@click.option("--units", type=click.IntRange(1, 64), help=f"Units per round (default: the job's, or {Terms.units}).")
 @click.option(
     "--min-workers",
     type=click.IntRange(1, 64),
-    default=1,
+    default=Terms.min_workers,
     show_default=True,
     help="Workers without which no round starts.",
 )
 @click.option(
     "--warm-rounds",
     type=click.IntRange(0, 10_000),
-    default=0,
+    default=Terms.warm_rounds,
     show_default=True,
     help="First rounds of one unit each: a model from scratch gains little from averaging at its steep start.",
 )
 @click.option(
     "--shards",
     type=click.IntRange(1, 65_536),
-    default=16,
+    default=Terms.shards,
     show_default=True,
     help="Data shards; fewer means more hidden twins.",
 )
@@ -85,7 +74,7 @@ class Terms:
 @click.option(
     "--merit-percent",
     type=click.FloatRange(0, 100),
-    default=20.0,
+    default=Terms.merit_percent,
     show_default=True,
     help="Merit pot on top of a round's base pay.",
 )
@@ -97,19 +86,26 @@ class Terms:
 @click.option(
     "--audit-floor-percent",
     type=click.FloatRange(0, 100),
-    default=10.0,
+    default=Terms.audit_floor_percent,
     show_default=True,
     help="Least audit probability per unit.",
 )
-@click.option("--bid-seconds", "bid_s", type=click.IntRange(1), default=20, show_default=True, help="Bidding window.")
 @click.option(
-    "--work-seconds", "work_s", type=click.IntRange(1), default=120, show_default=True, help="Deadline of a unit."
+    "--bid-seconds", "bid_s", type=click.IntRange(1), default=Terms.bid_s, show_default=True, help="Bidding window."
+)
+@click.option(
+    "--work-seconds",
+    "work_s",
+    type=click.IntRange(1),
+    default=Terms.work_s,
+    show_default=True,
+    help="Deadline of a unit.",
 )
 @click.option(
     "--phase-seconds",
     "phase_s",
     type=click.IntRange(1),
-    default=60,
+    default=Terms.phase_s,
     show_default=True,
     help="Deadline of reveal, receipts and result.",
 )
@@ -117,7 +113,7 @@ class Terms:
     "--audit-seconds",
     "audit_s",
     type=click.IntRange(1),
-    default=120,
+    default=Terms.audit_s,
     show_default=True,
     help="Deadline of each audit step.",
 )
@@ -125,7 +121,7 @@ class Terms:
     "--hold-seconds",
     "hold_s",
     type=click.IntRange(1),
-    default=60,
+    default=Terms.hold_s,
     show_default=True,
     help="How long pay is held for audits.",
 )
@@ -133,11 +129,11 @@ class Terms:
     "--deadline-minutes",
     "deadline_min",
     type=click.IntRange(1),
-    default=24 * 60,
+    default=Terms.deadline_min,
     show_default=True,
     help="When the job ends whatever happened.",
 )
-@click.option("--device-class", default="cpu-fp32", show_default=True, help="Device class the units run on.")
+@click.option("--device-class", default=Terms.device_class, show_default=True, help="Device class the units run on.")
 @click.option("--title", help="Title in the order book (default: the job's, or the file's name).")
 @click.option("--dry-run", is_flag=True, help="Show escrow, price range, bytes and time; sign nothing.")
 @pass_app
@@ -145,58 +141,57 @@ def post(
     app: App,
     /,
     file: Path,
-    max_price: str,
-    bond: str | None,
-    audit_fee: str | None,
     title: str | None,
     dry_run: bool,
-    **terms: Any,
+    **given: Any,
 ) -> None:
     """Post the job that FILE declares.  When this returns, the job is final on the ledger and peers hold its
     program and data: you may switch the computer off.
 
     Example: gdf-market post examples/char_gpt.py --rounds 4 --max-price 5 --dry-run
     """
-    price = parse_credits(max_price)
-    if price == 0:
-        raise UsageError("--max-price 0 attracts no worker; give a positive number of credits")
-    asked = Terms(
-        max_price=price,
-        bond=parse_credits(bond) if bond is not None else 9 * price,
-        audit_fee=parse_credits(audit_fee) if audit_fee is not None else price,
-        **terms,
-    )
+    from gdf_market.train.job_file import load_job
+
+    parse_price(given["max_price"])
     account = load_identity(app).account
     app.data.genesis()
     with app.progress(f"capturing {file}"), interrupted_after():
-        fields, estimate = prepare_order(app, file, asked, title)
+        job = load_job(file)
+        fields, estimate = prepare_order(app, job, terms_of(job, given), title or job.title or file.stem)
     value = summary(app, fields, estimate, account)
     if dry_run:
         app.emit(value | {"dry_run": True}, lambda: _table(value, "dry run: nothing was signed"))
         return
-    _check_balance(value)
-    value |= with_client(app, lambda client: _publish(app, client, fields))
+    value |= publish(app, value, fields)
     app.emit(value, lambda: _table(value, f"job {value['job']} is on the ledger (block {value['height']})"))
 
 
-def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tuple[dict[str, Any], dict[str, float]]:
+def publish(app: App, value: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+    """Put an order on the ledger through the node that runs, or one of our own; return job, height and holders.
+
+    ``value`` is its summary.  Raises InsufficientCreditsError, and what the network answers.
+    """
+    _check_balance(value)
+    return with_client(app, lambda client: _publish(app, client, fields))
+
+
+def prepare_order(app: App, job: TrainingJob, terms: Terms, title: str) -> tuple[dict[str, Any], dict[str, float]]:
     """Capture the job into blobs of this folder; return the order's fields and what this machine measured."""
-    from gdf_market.train.job_file import load_job
     from gdf_market.train.prepare import prepare
 
     app.data.create()
-    prepared = prepare(load_job(file))
+    prepared = prepare(job, terms.rounds)
     store = BlobStore(app.data.blobs)
-    content = store.put_bytes(prepared.content)
+    content = _store_content(app, store, prepared.dataset)
     blobs = {
         "program": store.put_bytes(prepared.program),
-        "data": store.put_bytes(encode(prepared.manifest(content))),
+        "data": store.put_bytes(encode(_manifest(prepared, content, terms.shards))),
         "checkpoint": store.put_bytes(prepared.checkpoint),
     }
     audits = terms.warm_rounds + (terms.rounds - terms.warm_rounds) * terms.units
     now = time.time_ns() // 1_000_000
     fields = {
-        "title": (title or prepared.title or file.stem)[:80],
+        "title": title[:80],
         **blobs,
         "parameters": prepared.parameters,
         "tokens_per_unit": prepared.tokens_per_unit,
@@ -223,9 +218,32 @@ def prepare_order(app: App, file: Path, terms: Terms, title: str | None) -> tupl
         "deadline_ms": now + terms.deadline_min * MINUTE_MS,
     }
     estimate = _estimate(
-        store, fields, content, len(prepared.program) + len(prepared.content) + len(prepared.checkpoint)
+        store, fields, content, len(prepared.program) + prepared.dataset.size_bytes + len(prepared.checkpoint)
     )
     return fields, estimate
+
+
+def _store_content(app: App, store: BlobStore, dataset: Dataset) -> str:
+    """Write the content file beside the blobs and store it; return its blob id.  It may be larger than memory."""
+    handle, name = tempfile.mkstemp(dir=app.data.root, prefix="content", suffix=".tmp")
+    os.close(handle)
+    path = Path(name)
+    try:
+        dataset.write(path)
+        return store.put_file(path)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _manifest(prepared: Prepared, content: str, shards: int) -> DataManifest:
+    from gdf_market.train.data import check_manifest
+
+    manifest = prepared.manifest(content)
+    try:
+        check_manifest(manifest, shards)
+    except PeerError as error:
+        raise UsageError(f"--shards {shards} is too many for this data: {error}") from None
+    return manifest
 
 
 def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes: int) -> dict[str, float]:
