@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -19,16 +18,13 @@ from gdf_market.demo.processes import Member, stop_all, wait_until
 from gdf_market.units import CREDIT
 from ledger.reading import record_of, records_of
 from ledger.store import LedgerStore
+from tests.e2e.home import PHASES, Home, cli
 
 pytestmark = pytest.mark.e2e
 
 ENDED = ("done", "cancelled", "expired")
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "char_gpt.py"
-PHASES = [
-    "--bid-seconds", "8", "--work-seconds", "25", "--phase-seconds", "20", "--audit-seconds", "40",
-    "--hold-seconds", "8", "--deadline-minutes", "15",
-]  # fmt: skip
 
 
 def run_demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -103,34 +99,6 @@ def leftovers(folder: Path) -> list[str]:
         if str(folder) in line and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
             found.append(line)
     return found
-
-
-def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "gdf_market", *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-class Home:
-    """A network by hand: ann validates and owns the credits, ben and cleo work."""
-
-    def __init__(self, root: Path) -> None:
-        self.ann, self.ben, self.cleo = (Member(name, root) for name in ("ann", "ben", "cleo"))
-        self.members = [self.ann, self.ben, self.cleo]
-        self.ann.account = self.ann.run("init", "--new-network", "home")["account"]
-        self.ann.start("node", "run")
-        wait_until("ann answers", lambda: self.ann.status() is not None, timeout_s=60, members=[self.ann])
-        invite = self.ann.run("node", "invite")["invite"]
-        for member in (self.ben, self.cleo):
-            member.account = member.run("init", "--join", invite)["account"]
-            self.ann.run("wallet", "send", member.account, "500")
-            self.work(member)
-
-    def work(self, member: Member) -> None:
-        member.start("work", "--threads", "1", "--min-price", "0.5")
-
-    def store(self, member: Member) -> closing[LedgerStore]:
-        return closing(LedgerStore(member.data.ledger, read_only=True))
 
 
 @pytest.fixture
