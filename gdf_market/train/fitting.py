@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gdf_market.errors import MalformedError, OversizedError, ensure
+from gdf_market.messages import Recipe
 from gdf_market.train.data import DataManifest, sample_types
 from gdf_market.train.dry_run import dry_run
 from gdf_market.train.program import Program
 
+BOUND = 4  # times the memory given, for all values together: estimates of what is alive at once may be too low
+
 
 @dataclass(frozen=True)
 class Fit:
-    """``rows`` of a batch are computed at once, 0 for all; that takes at most ``memory_bytes`` a process."""
+    """``rows`` of a batch are computed at once, 0 for all; that takes about ``memory_bytes`` a process."""
 
     rows: int
     memory_bytes: int
@@ -25,7 +28,7 @@ def check_samples(program: Program, manifest: DataManifest) -> None:
     ensure(given == wanted, MalformedError(f"the program takes {given}, the data gives {wanted}"))
 
 
-def fit_unit(program: Program, batch: int, memory_bytes: int, processes: int = 1) -> Fit:
+def fit_unit(program: Program, recipe: Recipe, memory_bytes: int, processes: int = 1) -> Fit:
     """Return the largest part of a batch, by halving, whose step fits into ``memory_bytes`` of each process.
 
     Raises OversizedError when no part fits or the batch cannot be computed in parts, MalformedError when it cannot be
@@ -36,18 +39,26 @@ def fit_unit(program: Program, batch: int, memory_bytes: int, processes: int = 1
     ensure(
         processes == 1 or parts,
         MalformedError(
-            f"a batch of this program cannot be divided over {processes} devices: its rows depend on others"
+            f"a batch of this program cannot be divided over {processes} devices: its loss is no mean over rows"
         ),
     )
-    rows = share = -(-batch // processes)
+    rows = share = -(-recipe.batch // processes)
     while True:
         try:
-            cost = dry_run(program, rows, memory_bytes)
-            return Fit(0 if rows == share else rows, cost.memory_bytes)
+            return Fit(0 if rows == share else rows, _step_bytes(program, recipe, rows, memory_bytes))
         except OversizedError as error:
             hint = "not even one row of a batch fits" if parts else "its batches cannot be computed in parts"
-            ensure(parts and rows > 1, OversizedError(f"{error}, and {hint}; give it more memory"))
+            ensure(parts and rows > 1, OversizedError(f"{error}, and {hint}; a machine with more memory is needed"))
             rows = -(-rows // 2)
+
+
+def _step_bytes(program: Program, recipe: Recipe, rows: int, memory_bytes: int) -> int:
+    cost = dry_run(program, rows, BOUND * memory_bytes, inner=recipe.inner, precision=recipe.precision)
+    ensure(
+        cost.expected_bytes <= memory_bytes,
+        OversizedError(f"a step of {rows} rows takes about {cost.expected_bytes:,} bytes; {memory_bytes:,} are given"),
+    )
+    return cost.expected_bytes
 
 
 def fit_evaluation(program: Program, batch: int, memory_bytes: int) -> int:

@@ -105,7 +105,7 @@ class Operations:
         self._team = team
         self._programs = Kept(load_program)
         self._contents = Kept(load_data)
-        self._fit: tuple[Program, tuple[int, int], Fit] | None = None
+        self._fit: tuple[Program, tuple[Recipe, int], Fit] | None = None
 
     def perform(self, request: AnyRequest) -> object:
         """Return the reply to a request.  Raises a GdfError for what cannot be done."""
@@ -213,7 +213,7 @@ class Operations:
     def _unit(self, unit: _Unit, report: Report) -> tuple[Fit, UnitRun]:
         request, recipe, place = unit.request, unit.recipe, unit.place
         program, manifest, content = self._load(request)
-        fit = self._fitting(program, recipe.batch, request.memory_bytes)
+        fit = self._fitting(program, recipe, request.memory_bytes)
         parameters = load_parameters(request.checkpoint, program)
         batches = unit_batches(
             manifest,
@@ -253,11 +253,11 @@ class Operations:
         check_samples(program, manifest)
         return program, manifest, content
 
-    def _fitting(self, program: Program, batch: int, memory_bytes: int) -> Fit:
+    def _fitting(self, program: Program, recipe: Recipe, memory_bytes: int) -> Fit:
         """Return the part of a batch that fits; kept, because a dry run takes as long as a step or two."""
-        given = batch, memory_bytes
+        given = recipe, memory_bytes
         if self._fit is None or self._fit[0] is not program or self._fit[1] != given:
-            self._fit = program, given, fit_unit(program, batch, memory_bytes, self._team.size)
+            self._fit = program, given, fit_unit(program, recipe, memory_bytes, self._team.size)
         return self._fit[2]
 
 

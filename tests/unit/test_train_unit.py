@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from train_kit import CONTEXT, JOB, dataset, first_parameters, program, recipe
 
+from gdf_market.errors import MalformedError
 from gdf_market.messages import SKETCH_DIM, Recipe
 from gdf_market.train.codec import Codec
 from gdf_market.train.data import Batch, evaluation_batches, unit_batches
 from gdf_market.train.determinism import deterministic
 from gdf_market.train.errors import DivergedError
 from gdf_market.train.evaluate import evaluate
+from gdf_market.train.graph import Node, Parameter
 from gdf_market.train.outer import outer_step
 from gdf_market.train.poison import Labels, run_poisoned
 from gdf_market.train.program import Program
 from gdf_market.train.schedule import learning_rate
-from gdf_market.train.unit import UnitRun, run_unit
+from gdf_market.train.unit import UnitPlace, UnitRun, run_unit
 from verifier.sketch import sketch
 from verifier.verdict import measure
 
@@ -166,3 +170,106 @@ def test_validation_loss_falls_over_three_rounds(momentum_ppm: int) -> None:
     assert losses[0] == pytest.approx(math.log(MANIFEST.vocab), rel=0.05)
     assert losses == sorted(losses, reverse=True)
     assert losses[-1] < losses[0] - 0.5
+
+
+# Parts of a batch, bfloat16, noise, groups.
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_batch_in_parts_is_the_batch(rows: int) -> None:
+    whole, parts = run(recipe()), run(recipe(), rows=rows)
+    assert parts.delta.tobytes() != b""
+    assert measure(Codec(4, 64).encode(parts.delta), whole.delta, Codec(4, 64)).excess_ppb < 20_000
+    assert parts.loss_first == pytest.approx(whole.loss_first, rel=1e-6)
+
+
+def test_parts_of_a_program_that_has_none_are_refused() -> None:
+    made = program(separable=False)
+    with pytest.raises(MalformedError, match="in parts"):
+        run_unit(made, START, batches(recipe()), recipe(), sketch=sketch, rows=2)
+
+
+@dataclass(frozen=True)
+class Half:
+    """One of two processes; the other one's numbers were written down before."""
+
+    rank: int
+    size: int
+    others: list[torch.Tensor]
+    own: list[torch.Tensor]
+
+    def sum(self, tensor: torch.Tensor) -> None:
+        self.own.append(tensor.clone())
+        if self.others:
+            tensor += self.others.pop(0)
+
+
+def test_two_processes_divide_the_rows() -> None:
+    settings, first, second = recipe(steps=1), [], []  # type: ignore[var-annotated]
+    run(settings, team=Half(0, 2, [], first))
+    found = run(settings, team=Half(1, 2, first, second))
+    whole = run(settings)
+    assert measure(Codec(8, 64).encode(found.delta), whole.delta, Codec(8, 64)).excess_ppb < 20_000
+    assert found.loss_first == pytest.approx(whole.loss_first, rel=1e-6)
+    assert len(second) == 2
+
+
+def test_bfloat16_is_near_and_not_the_same() -> None:
+    full, half = run(recipe()), run(recipe(precision="bf16"))
+    assert run(recipe(precision="bf16")).delta.tobytes() == half.delta.tobytes()
+    assert half.delta.dtype == np.float32
+    assert 1e-5 < norm(full.delta - half.delta) / norm(full.delta) < 0.2
+
+
+def test_the_round_moves_the_schedule_on() -> None:
+    settings = recipe(schedule="linear", schedule_steps=60)
+    early, late = run(settings), run(settings, place=UnitPlace(JOB, 9, 0))
+    assert norm(late.delta) < 0.2 * norm(early.delta)
+    ended = run(settings, place=UnitPlace(JOB, 10, 0))
+    assert not ended.delta.any()
+
+
+def dropping() -> Program:
+    """The example with dropout after the embedding."""
+    made = PROGRAM.graph
+    old = made.train.nodes
+    drop = Node(op="noise.dropout", args=[{"value": 6}, {"float": (0.25).hex()}], kwargs={})
+    linear = Node(op="aten.linear.default", args=[{"value": 7}, {"value": 1}], kwargs={})
+    logits = Node(op="aten.reshape.default", args=[{"value": 8}, [-1, MANIFEST.vocab]], kwargs={})
+    loss = Node(op="aten.cross_entropy_loss.default", args=[{"value": 9}, {"value": 10}], kwargs={})
+    nodes = (*old[:2], drop, linear, logits, old[4], loss)
+    forward = msgspec.structs.replace(made.train, nodes=nodes, output=11)
+    return Program(msgspec.structs.replace(made, train=forward, evaluate=made.train), PROGRAM.constants)
+
+
+def test_dropout_depends_on_the_unit_and_not_on_the_parts() -> None:
+    made, settings = dropping(), recipe()
+
+    def unit(place: UnitPlace, rows: int = 0) -> np.ndarray[Any, Any]:
+        return run_unit(made, START, batches(settings), settings, sketch=sketch, place=place, rows=rows).delta
+
+    here = unit(UnitPlace(JOB, 0, 1))
+    assert unit(UnitPlace(JOB, 0, 1)).tobytes() == here.tobytes()
+    assert norm(unit(UnitPlace(JOB, 0, 1), rows=1) - here) < 1e-5 * norm(here)
+    for other in (UnitPlace(JOB, 0, 2), UnitPlace(JOB, 1, 1), UnitPlace("cd" * 32, 0, 1)):
+        assert norm(unit(other) - here) > 0.05 * norm(here)
+    assert norm(run(settings).delta - here) > 0.05 * norm(here)
+    assert evaluate(made, START, batches(settings)[:1]) == evaluate(PROGRAM, START, batches(settings)[:1])
+
+
+def test_a_weight_that_the_loss_does_not_use_has_no_gradient() -> None:
+    made = PROGRAM.graph
+    extra = Parameter(name="unused", shape=(3,), group=0)
+    wide = Program(msgspec.structs.replace(made, parameters=(*made.parameters, extra)), PROGRAM.constants)
+    start = np.append(START, np.ones(3, np.float32)).astype(np.float32)
+    done = run_unit(wide, start, batches(recipe()), recipe(), sketch=sketch)
+    assert not done.delta[-3:].any()
+    assert done.delta[:-3].tobytes() == run(recipe()).delta.tobytes()
+
+
+def test_labels_of_rows_are_flipped_in_their_range() -> None:
+    assert Labels(2, 9).flip(np.array([2, 3, 9])).tolist() == [9, 8, 2]
+    assert Labels(0, 0).flip(np.array([True, False])).tolist() == [False, True]
+    assert Labels(0, 0).flip(np.array([1.5, -2.0], np.float32)).tolist() == [-1.5, 2.0]
+    assert Labels(0, 255).flip(np.array([0, 255], np.uint8)).tolist() == [255, 0]
+    assert Labels.of(MANIFEST) == Labels(0, MANIFEST.vocab - 1)
