@@ -77,8 +77,7 @@ def nnm_trimmed_mean(updates: Sequence[Update], gram: Gram) -> tuple[Total, int]
         part = slice(start, start + _CHUNK)
         columns = np.stack([update[part] for update in updates])
         largest = max(int(columns.max()), -int(columns.min()))
-        # the widest numbers below: all updates added up, or the sum of what the trimming leaves
-        narrow = largest * max(count, keep * (count - 2 * bad)) < 2**31
+        narrow = largest * count < 2**31  # all updates added up are the widest numbers before the trimmed sum
         whole = columns.astype(np.int32) if narrow else columns.astype(np.int64)
         mixed = _mixed(whole, nearest)
         total[part] = sum_of_middle(mixed, bad)

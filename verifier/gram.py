@@ -1,12 +1,11 @@
 """The exact Gram matrix of a round's decoded updates: every pairwise number in verification comes from it.
 
 float64 is exact as long as no sum of products leaves 2**53, in whatever order
-or with whatever fused instruction they are added.  A chunk of small values
-(below 2**20, which is a pseudo-gradient of 0.004) is multiplied as it is.
-Larger ones are split into two 15-bit limbs, whose products are at most 2**30.
-
-The products go through BLAS in pieces too small for it to start threads, which
-on a busy machine wait for each other (20 x 1M values: 19 s instead of 1).
+or with whatever fused instruction they are added.  Products of values go through
+BLAS in pieces so short that this holds, and so small that it starts no threads,
+which on a busy machine wait for each other (20 x 1M values: 19 s instead of 1);
+the pieces' sums are added as int64.  Chunks with values of 2**24 or more (a
+pseudo-gradient of 0.06) are split into two 15-bit limbs first.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ Update = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 VALUE_LIMIT = 2**30  # absolute values of a decoded update stay below this
 _EXACT = 2**53  # float64 holds every integer up to here
 _LIMB_BITS = 15
-_CHUNK = 1 << 13  # columns at a time: fits the cache, and is far below the 2**23 that stay exact
+_CHUNK = 1 << 13  # columns at a time: fits the cache
+_SHORTEST = 32  # columns of a piece; shorter ones cost more than limbs
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in the calling thread
 _SPLIT = 26  # sums are kept as two int64: exact for 2**36 chunks
 
@@ -51,11 +51,10 @@ class _Sum:
     def __init__(self, count: int) -> None:
         self._high, self._low = (np.zeros((count, count), np.int64) for _ in range(2))
 
-    def add(self, products: Matrix) -> None:
-        """Add whole float64 within 2**54."""
-        whole = products.astype(np.int64)
-        self._high += whole >> _SPLIT
-        self._low += whole & ((1 << _SPLIT) - 1)
+    def add(self, products: npt.NDArray[np.int64]) -> None:
+        """Add int64 of one chunk."""
+        self._high += products >> _SPLIT
+        self._low += products & ((1 << _SPLIT) - 1)
 
     def total(self) -> Gram:
         pairs = zip(self._high.tolist(), self._low.tolist(), strict=True)
@@ -65,24 +64,30 @@ class _Sum:
 def _add_products(sums: dict[int, _Sum], columns: Matrix) -> None:
     largest = int(max(columns.max(), -columns.min()))
     assert largest < VALUE_LIMIT, "the codec decodes to smaller values"
-    if largest * largest * _CHUNK <= _EXACT:
-        sums[0].add(_products(columns, columns))
+    if largest * largest * _SHORTEST <= _EXACT:
+        sums[0].add(_products(columns, columns, largest))
         return
     # value = upper * 2**15 + lower; floor makes the lower limb never negative; all of it is exact
     upper = np.floor(columns * 2.0**-_LIMB_BITS)
     lower = columns - upper * 2.0**_LIMB_BITS
-    cross = _products(upper, lower)
-    sums[2 * _LIMB_BITS].add(_products(upper, upper))
+    limb = 1 << _LIMB_BITS
+    cross = _products(upper, lower, limb)
+    sums[2 * _LIMB_BITS].add(_products(upper, upper, limb))
     sums[_LIMB_BITS].add(cross + cross.T)
-    sums[0].add(_products(lower, lower))
+    sums[0].add(_products(lower, lower, limb))
 
 
-def _products(a: Matrix, b: Matrix) -> Matrix:
-    """Return [count, count], the inner products of the rows of ``a`` with those of ``b``."""
+def _products(a: Matrix, b: Matrix, limit: int) -> npt.NDArray[np.int64]:
+    """Return [count, count], the inner products of the rows of ``a`` with those of ``b``, all within ``limit``.
+
+    A chunk's sum is below 2**62: limit**2 is at most 2**48, and a chunk has 2**13 columns.
+    """
     count = len(a)
-    width = min(_CHUNK, 1 << ((_ALONE // (count * count)).bit_length() - 1))
+    widest = min(_CHUNK, _ALONE // (count * count), _EXACT // max(1, limit * limit))
+    width = 1 << (widest.bit_length() - 1)  # divides the chunk
     left, right = (each.reshape(count, -1, width) for each in (a, b))
-    return np.asarray(np.matmul(left.transpose(1, 0, 2), right.transpose(1, 2, 0)).sum(axis=0))
+    pieces = np.matmul(left.transpose(1, 0, 2), right.transpose(1, 2, 0))
+    return np.asarray(pieces.astype(np.int64).sum(axis=0))
 
 
 def select(matrix: Gram, indices: Sequence[int]) -> Gram:

@@ -28,8 +28,8 @@ class Exchange:
     larger: bool
 
 
-def sum_of_middle(rows: Rows, trim: int) -> Rows:
-    """Return, for each column of integer ``rows`` [m, n], the sum without its ``trim`` smallest and largest values.
+def sum_of_middle(rows: Rows, trim: int) -> npt.NDArray[np.int64]:
+    """Return int64[n]: the sum of each column of ``rows`` [m, n] without its ``trim`` smallest and largest values.
 
     ``rows`` are overwritten.
     """
@@ -43,9 +43,10 @@ def sum_of_middle(rows: Rows, trim: int) -> Rows:
         if each.larger:
             np.maximum(low, high, out=high)
     middle = lines[trim : len(lines) - trim]
+    total = middle[0].astype(np.int64)
     for line in middle[1:]:
-        np.add(middle[0], line, out=middle[0])
-    return middle[0]
+        np.add(total, line, out=total)
+    return total
 
 
 @lru_cache(maxsize=128)

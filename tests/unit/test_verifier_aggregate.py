@@ -86,7 +86,7 @@ def _by_hand(updates: list[Array], coordinate: int) -> int:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 20, 64])
-@pytest.mark.parametrize("limit", [3, 2**20 - 1, 2**20, 2**26, VALUE_LIMIT])
+@pytest.mark.parametrize("limit", [3, 2**21 + 1, 2**24, 2**24 + 1, 2**26, VALUE_LIMIT])
 def test_both_widths_equal_the_definition(count: int, limit: int) -> None:
     """Small values take int32 and one product, larger ones int64 and limbs; a chunk of each kind, and a short one."""
     random = np.random.default_rng(count)

@@ -30,7 +30,7 @@ def test_random_values_of_many_rows(count: int) -> None:
         rows = random.integers(-limit, limit, (count, 500)).astype(kind)
         for trim in (0, 1, tolerated(count), (count - 1) // 2):
             total = sum_of_middle(rows.copy(), trim)
-            assert total.dtype == kind
+            assert total.dtype == np.int64
             assert (total == sorted_middle(rows, trim)).all()
 
 
