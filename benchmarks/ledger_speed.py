@@ -29,6 +29,7 @@ from ledger.block import open_block, verify_certificate
 from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import ReplicaEvent, SaveBlocks, Write
 from ledger.limits import MAX_RAW_SEEN
+from ledger.opening import OpenPool
 from ledger.replica import Replica
 from ledger.rules import MARKET
 from ledger.store import LedgerStore
@@ -189,7 +190,11 @@ def measure_sync(history: History, folder: Path) -> Figure:
     """Let a new node fetch the whole ledger from a peer and store it: sync messages, a transaction for each."""
     floor, steps = Floor(history), Clock()
     saved = 0
-    with history.open() as source, contextlib.closing(LedgerStore(folder / "sync.sqlite")) as target:
+    with (
+        history.open() as source,
+        contextlib.closing(LedgerStore(folder / "sync.sqlite")) as target,
+        contextlib.closing(OpenPool()) as open_many,
+    ):
         target.create(history.genesis)
         restored = source.restored()
         assert restored is not None
@@ -200,7 +205,7 @@ def measure_sync(history: History, folder: Path) -> Figure:
             saved += 1
 
         replicas = {
-            "client": Replica(history.genesis, None, None),
+            "client": Replica(history.genesis, None, None, open_many=open_many),
             "server": Replica(history.genesis, None, restored),
         }
         net = _TimedNet(replicas, steps, on_save=on_save, serve=lambda name, height: source.sync_messages(height))

@@ -26,6 +26,7 @@ from ledger import block as blocks
 from ledger.block import Block, Header
 from ledger.effects import Executed, Finality, Tip
 from ledger.epochs import Epoch, epoch_after
+from ledger.opening import OpenMany, open_each
 from ledger.rules import Rules
 from ledger.state_hash import StateHash
 
@@ -62,7 +63,9 @@ def genesis_tip(genesis: Genesis, rules: Rules) -> Tip:
 class Chain:
     """The finalized head and the executed candidates above it."""
 
-    def __init__(self, genesis: Genesis, rules: Rules, head: Tip, seen: SeenEntries) -> None:
+    def __init__(
+        self, genesis: Genesis, rules: Rules, head: Tip, seen: SeenEntries, open_many: OpenMany = open_each
+    ) -> None:
         self.network = rules.network_id(genesis)
         self.head = head
         self.epoch = epoch_after(genesis, head.height, head.state, rules)
@@ -70,6 +73,7 @@ class Chain:
         self.candidates: dict[str, Executed] = {}
         self._rules = rules
         self._seen = seen
+        self._open_many = open_many
 
     def tip(self, hash_: str) -> Tip | None:
         """Return the state after an executed block or the head."""
@@ -95,9 +99,15 @@ class Chain:
 
     def open_entries(self, block: Block) -> tuple[Entry, ...]:
         """Decode a block's entries and verify the signatures not seen yet."""
-        opened = []
+        seen = [raw in self._seen for raw in block.entries]
+        fresh = iter(
+            self._open_many([raw for raw, known in zip(block.entries, seen, strict=True) if not known], self.network)
+        )
+        opened = [
+            open_entry(raw, self.network, check_signature=False) if known else next(fresh)
+            for raw, known in zip(block.entries, seen, strict=True)
+        ]
         for raw in block.entries:
-            opened.append(open_entry(raw, self.network, check_signature=raw not in self._seen))
             self._seen.add(raw)
         return tuple(opened)
 

@@ -33,11 +33,12 @@ from gdf_market.errors import (
     VerificationFailedError,
     ensure,
 )
-from gdf_market.messages import Entry, open_entry
+from gdf_market.messages import Entry
 from ledger import chain, limits
 from ledger.block import FINAL, Block, Certificate, open_block, verify_certificate
 from ledger.effects import Executed, SaveBlocks, Tip
 from ledger.epochs import Epoch, epoch_after
+from ledger.opening import OpenMany, OpenPool, open_each
 from ledger.rules import MARKET, Rules
 from ledger.store import LedgerStore
 from ledger.wire import SyncBlock
@@ -179,19 +180,23 @@ def verify(source: Path, *, rules: Rules = MARKET, follower: Follower | None = N
 
     Raises VerificationFailedError naming the height at which the file stops being a valid ledger (0: the genesis).
     """
+    open_many = OpenPool()
     try:
         with source.open("rb") as file:
-            return _Replay(rules, follower).run(file)
+            return _Replay(rules, follower, open_many).run(file)
     except OSError as error:
         raise VerificationFailedError(f"cannot read {source}: {error}") from error
+    finally:
+        open_many.close()
 
 
 class _Replay:
     """One pass over a file; at any time only the state and the uncertified blocks are in memory."""
 
-    def __init__(self, rules: Rules, follower: Follower | None) -> None:
+    def __init__(self, rules: Rules, follower: Follower | None, open_many: OpenMany = open_each) -> None:
         self._rules = rules
         self._follower = follower
+        self._open_many = open_many
         self._total = hashlib.sha256()
         self._height = 0
         self._entries = 0
@@ -232,7 +237,7 @@ class _Replay:
         """Execute a block; return what the next one builds on."""
 
         def open_entries(block: Block) -> tuple[Entry, ...]:
-            return tuple(open_entry(raw, network) for raw in block.entries)
+            return tuple(self._open_many(block.entries, network))
 
         block = open_block(item.block, network)
         leader = self._epoch.leader(block.header.slot)

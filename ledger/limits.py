@@ -30,6 +30,7 @@ MAX_PEERS = 256
 SYNC_MESSAGES = 8  # messages that answer one sync request
 SYNC_BYTES = MAX_MESSAGE_BYTES - 1_024
 SYNC_BUFFER_BLOCKS = 512  # fetched blocks (28 MiB at most) that wait for the certificate that covers them
+HELD_BLOCKS = 64  # certificates of fetched blocks of which one transaction is made
 MAX_LINKS = 64  # links of the chain of validator sets in one message
 PAGE_RECORDS = 512  # records of a snapshot in one message
 RECORD_PART_CHARS = 16_384  # a longer record of a snapshot travels in parts

@@ -66,6 +66,7 @@ from ledger.effects import (
 )
 from ledger.epochs import Epoch
 from ledger.mempool import Mempool
+from ledger.opening import OpenMany, open_each
 from ledger.proposals import Proposals
 from ledger.quorum import Position, Quorum
 from ledger.rules import MARKET, Rules
@@ -93,10 +94,12 @@ class Replica:
         rules: Rules = MARKET,
         from_snapshot: bool = False,
         keep_epochs: int | None = None,
+        open_many: OpenMany = open_each,
     ) -> None:
         """``from_snapshot``: a new ledger begins at the newest boundary block that a peer offers, if there is one.
 
         ``keep_epochs``: when an epoch ends, blocks older than so many epochs are deleted (None: keep all).
+        ``open_many``: opens the entries of a block; the shell may hand in one that uses threads.
         """
         head = restored.tip if restored is not None else genesis_tip(genesis, rules)
         self.genesis = genesis
@@ -104,7 +107,7 @@ class Replica:
         self._identity = identity
         self._rules = rules
         seen = SeenEntries(limits.MAX_RAW_SEEN)
-        self._chain = Chain(genesis, rules, head, seen)
+        self._chain = Chain(genesis, rules, head, seen, open_many)
         self._enter_epoch()
         self._watch = Watch(self.network, identity.account if identity is not None else None)
         self._admission = Admission(self.network, rules, seen)
@@ -125,6 +128,7 @@ class Replica:
         self._armed: int | None = None
         self._moot = False  # the event of this step told nothing new
         self._still = False  # ... or nothing that a rule calls for
+        self._more_comes = False  # fetched blocks wait for those that follow, to be one transaction
         self._writes: list[Write] = []
         self._effects: list[Effect] = []
         if restored is not None:
@@ -200,9 +204,28 @@ class Replica:
             self._settle()
         if self._started and not (early and self._moot):
             self._arm()
+        return self._hold_back(event) if self._more_comes else self._hand_out()
+
+    def _hand_out(self) -> list[Effect]:
         effects, writes = self._effects, self._writes
-        self._effects, self._writes = [], []
+        self._effects, self._writes, self._more_comes = [], [], False
         return [Save(tuple(writes)), *effects] if writes else effects
+
+    def _hold_back(self, event: ReplicaEvent) -> list[Effect]:
+        """Amid a range of fetched blocks: let them wait for those that follow, to be one transaction; hand out timers.
+
+        Everything is handed out, in its order, as soon as anything else is written or sent, or a deadline passes.
+        """
+        timers = [effect for effect in self._effects if isinstance(effect, SetTimer)]
+        if (
+            not isinstance(event, Received)
+            or len(self._writes) >= limits.HELD_BLOCKS
+            or not all(isinstance(write, SaveBlocks) for write in self._writes)
+            or not all(isinstance(effect, Finalized | SetTimer) for effect in self._effects)
+        ):
+            return self._hand_out()
+        self._effects = [effect for effect in self._effects if not isinstance(effect, SetTimer)]
+        return list[Effect](timers)
 
     def _handle(self, event: ReplicaEvent) -> None:
         match event:
@@ -345,6 +368,7 @@ class Replica:
 
     def _on_blocks(self, peer: str, response: wire.SyncResponse) -> None:
         items = response.blocks
+        self._more_comes = self._more_comes and response.more
         while items:
             fetched = self._catch_up.take(peer, items, response.more, self._chain.head, self.epoch, self._now)
             if fetched is None:
@@ -355,6 +379,7 @@ class Replica:
             finality = self._chain.finalize(fetched.certificate.hash)
             assert finality is not None
             self._on_finalized(finality, fetched.certificate)
+            self._more_comes = response.more
             items = fetched.rest
 
     # ---- starting from a snapshot

@@ -1,12 +1,14 @@
 """How finalized blocks and changed records become rows: one bulk statement per table.
 
-Rows that come with every entry go to the driver as tuples: compiling them through SQLAlchemy would cost as much as
-SQLite itself.
+What comes with every block goes to SQLite's driver as tuples, within SQLAlchemy's transaction: compiling and
+dispatching it there would cost as much as SQLite itself.
 """
 
 from __future__ import annotations
 
 import functools
+import sqlite3
+import typing
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -42,6 +44,11 @@ _BLOCK = (
 _ENTRY = ("id", "height", "position", "kind", "author", "job", "raw")
 _EVENT = ("height", "position", *Event.__struct_fields__)
 _DELETE_RECORD = 'DELETE FROM "record" WHERE "key" = ?'
+# in place, where OR REPLACE would move the row and touch every index for it; a key says of which kind its record is
+_PUT_RECORD = (
+    'INSERT INTO "record" ("key", "kind", "value", "height") VALUES (?, ?, ?, ?) '
+    'ON CONFLICT ("key") DO UPDATE SET "value" = "excluded"."value", "height" = "excluded"."height"'
+)
 _DELETE_VOTES = 'DELETE FROM "vote" WHERE "slot" <= ?'
 _DELETE_CANDIDATES = 'DELETE FROM "candidate" WHERE "slot" <= ?'
 _DELETE_UNDO = 'DELETE FROM "undo"'
@@ -50,7 +57,18 @@ _DELETE_UNDO = 'DELETE FROM "undo"'
 def put_records(connection: sqlalchemy.Connection, records: dict[str, StateRecord], height: int) -> None:
     """Write records that are new or changed at a height."""
     rows = [(key, kind_of(record), encode(record), height) for key, record in records.items()]
-    _put(connection, "OR REPLACE", RecordRow, ("key", "kind", "value", "height"), rows)
+    _run(connection, _PUT_RECORD, rows)
+
+
+def _run(connection: sqlalchemy.Connection, sql: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Carry out a statement for each row."""
+    if rows:
+        _cursor(connection).executemany(sql, rows)
+
+
+def _cursor(connection: sqlalchemy.Connection) -> sqlite3.Cursor:
+    """Return a cursor within SQLAlchemy's transaction."""
+    return typing.cast(sqlite3.Connection, connection.connection.driver_connection).cursor()
 
 
 def _put(
@@ -61,8 +79,7 @@ def _put(
     rows: Sequence[tuple[object, ...]],
 ) -> None:
     """Insert rows in bulk; ``conflict`` is SQLite's word for what a taken primary key does ("" refuses the rows)."""
-    if rows:
-        connection.exec_driver_sql(_insert_of(conflict, str(model.__tablename__), columns), list(rows))
+    _run(connection, _insert_of(conflict, str(model.__tablename__), columns), rows)
 
 
 @functools.cache
@@ -82,22 +99,21 @@ def put_blocks(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
         changes = executed.transition.changes
         put_records(connection, {key: new for key, (_, new) in changes.items() if new is not None}, executed.tip.height)
         removed = [(key,) for key, (_, new) in changes.items() if new is None]
-        if removed:
-            connection.exec_driver_sql(_DELETE_RECORD, removed)
+        _run(connection, _DELETE_RECORD, removed)
     put_meta(connection, "state_sum", last.tip.sum.to_bytes())
     _put_undo(connection, write)
     slot = last.tip.slot
     if write.next is not None:
         _put_epoch(connection, write.next, last.tip.height, [block.raw for block in write.closing])
         slot = MAX_INT
-    connection.exec_driver_sql(_DELETE_VOTES, (slot,))
-    connection.exec_driver_sql(_DELETE_CANDIDATES, (slot,))
+    _run(connection, _DELETE_VOTES, [(slot,)])
+    _run(connection, _DELETE_CANDIDATES, [(slot,)])
 
 
 def _put_undo(connection: sqlalchemy.Connection, write: SaveBlocks) -> None:
     """Keep what records were at the last boundary block, or begin anew at this one."""
     if write.next is not None:
-        connection.exec_driver_sql(_DELETE_UNDO)
+        _run(connection, _DELETE_UNDO, [()])
         return
     if write.blocks[0].block.header.epoch == 0:
         return  # nobody starts from the genesis by a snapshot
@@ -147,10 +163,11 @@ def put_meta(connection: sqlalchemy.Connection, key: str, value: bytes) -> None:
 
 def put_seal(connection: sqlalchemy.Connection) -> None:
     """Seal what the transaction leaves (ledger/recovery.py): its last writing step."""
-    head = connection.exec_driver_sql("SELECT hash FROM block ORDER BY height DESC LIMIT 1").scalar()
-    oldest = connection.exec_driver_sql("SELECT value FROM meta WHERE key = 'oldest'").scalar()
-    votes = connection.exec_driver_sql("SELECT raw FROM vote ORDER BY epoch, slot, kind").scalars()
-    put_meta(connection, "seal", seal(head or "", oldest or b"", votes))
+    cursor = _cursor(connection)
+    head = cursor.execute("SELECT hash FROM block ORDER BY height DESC LIMIT 1").fetchone()
+    oldest = cursor.execute("SELECT value FROM meta WHERE key = 'oldest'").fetchone()
+    votes = cursor.execute("SELECT raw FROM vote ORDER BY epoch, slot, kind").fetchall()
+    put_meta(connection, "seal", seal(head[0] if head else "", oldest[0] if oldest else b"", [raw for (raw,) in votes]))
 
 
 def prune(connection: sqlalchemy.Connection, before: int) -> None:

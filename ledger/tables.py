@@ -62,7 +62,7 @@ class EventRow(SQLModel, table=True):
     job: str = Field(index=True)
     round: int
     slot: int
-    account: str = Field(index=True)
+    account: str
     source: str
     target: str
     amount: int
