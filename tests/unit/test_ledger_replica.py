@@ -23,6 +23,7 @@ from ledger.effects import (
     PeerDown,
     PeerUp,
     Received,
+    ReplicaEvent,
     Restored,
     Save,
     SaveBlocks,
@@ -497,6 +498,56 @@ def test_fetched_blocks_count_once_a_certificate_covers_them() -> None:
     assert replica.height == 2
     assert [effect.height for effect in effects if isinstance(effect, Finalized)] == [1, 2]
     assert sent(effects, wire.SyncRequest) == [wire.SyncRequest(height=3)]  # on with the next range
+
+
+def chain_of(count: int) -> list[Block]:
+    """Return consecutive blocks."""
+    maker = started(None)
+    made: list[Block] = []
+    for slot in range(1, count + 1):
+        leader = key(SET.index(SET[slot % 4]) + 1)
+        executed, _ = maker._chain.propose(leader, maker._chain.head, slot, NOW + slot, ())
+        made.append(executed.block)
+        maker._chain.finalize(executed.block.hash)
+    return made
+
+
+def test_the_blocks_of_a_range_are_one_transaction() -> None:
+    replica = asking()
+    made = chain_of(3)
+    held = give(replica, *(answer(sync_item(block), more=True) for block in made[:2]))
+    assert all(isinstance(effect, SetTimer) for effect in held)
+    assert replica.height == 2
+    effects = give(replica, answer(sync_item(made[2])))
+    assert isinstance(effects[0], Save)
+    assert [write.blocks[0].block for write in effects[0].writes if isinstance(write, SaveBlocks)] == made
+    assert [effect.height for effect in effects if isinstance(effect, Finalized)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Timer("tick"),
+        PeerDown(key(10).account),
+        Received(PEER, encode(wire.SyncRequest(height=1))),  # served from the file
+        Received(PEER, b"{}"),
+    ],
+)
+def test_held_blocks_are_saved_before_anything_else_is_handed_out(event: ReplicaEvent) -> None:
+    replica = asking()
+    give(replica, answer(sync_item(block_for(1)), more=True))
+    effects = replica.step(event, NOW + 1)
+    assert isinstance(effects[0], Save)
+    assert [type(write) for write in effects[0].writes] == [SaveBlocks]
+    assert isinstance(effects[1], Finalized)
+    assert not any(isinstance(effect, Save) for effect in replica.step(Timer("tick"), NOW + 2))
+
+
+def test_held_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "HELD_BLOCKS", 2)
+    replica = asking()
+    steps = [give(replica, answer(sync_item(block), more=True)) for block in chain_of(3)]
+    assert [sum(isinstance(effect, Save) for effect in effects) for effects in steps] == [0, 1, 0]
 
 
 def test_unasked_or_misplaced_blocks_are_ignored() -> None:

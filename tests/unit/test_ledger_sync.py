@@ -79,7 +79,6 @@ def test_a_copy_of_a_page_is_no_fault() -> None:
     sync.offer(HONEST, store.boundary.height, NOW)
     assert sync.request(NOW) == (HONEST, LinksRequest(epoch=0))
     sync.on_links(HONEST, 0, store.links, NOW)
-    sync.on_links(HONEST, len(store.links), (), NOW)
     page = decode(store.snapshot_message("", 0), SnapshotPage)
     assert not page.done
     asked = sync.on_page(HONEST, page, NOW)
