@@ -10,6 +10,7 @@ from dataclasses import dataclass
 Point = tuple[int, float]
 
 MIN_WIDTH, MIN_HEIGHT = 24, 4
+MOST = 1e100  # differences of larger values overflow
 LABELLED_ROWS = 4  # rows from one label of the y axis to the next
 
 
@@ -36,27 +37,27 @@ def curve(
 ) -> list[str]:
     """Return the lines of a plot of ``points`` (ascending x), each at most ``width`` characters, ``height`` in all.
 
-    Points that are not finite are left out.  Where several share a column, the last of them is drawn; between points,
-    a line.  Returns no lines when there is nothing to draw, or no room.
+    Points that are not finite, or beyond MOST, are left out.  Where several share a column, the last of them is drawn;
+    between points, a line.  Returns no lines when there is nothing to draw, or no room.
     """
-    finite = [(x, y) for x, y in points if math.isfinite(y)]
+    usable = [(x, y) for x, y in points if abs(y) < MOST]  # no nan, either
     rows = height - 3  # the y label above, the axis and its labels below
-    if not finite or width < MIN_WIDTH or rows < MIN_HEIGHT - 3:
+    if not usable or width < MIN_WIDTH or rows < MIN_HEIGHT - 3:
         return []
-    low, high = _range([y for _, y in finite])
+    low, high = _range([y for _, y in usable])
     names = [_label(high - (high - low) * row / max(1, rows - 1), high - low) for row in range(rows)]
     margin = max(len(name) for name in names)
     columns = width - margin - 2
     if columns < 8:
         return []
-    grid = _grid(finite, columns, rows, low, high, marks)
+    grid = _grid(usable, columns, rows, low, high, marks)
     lines = [y_label[:width]]
     for row in range(rows):
         shown = row % LABELLED_ROWS == 0 or row == rows - 1
         label = names[row] if shown else ""
         lines.append(f"{label:>{margin}} {marks.tick if shown else marks.side}{''.join(grid[row])}".rstrip())
     lines.append(" " * (margin + 1) + marks.corner + marks.floor * columns)
-    lines.append(" " * (margin + 2) + _x_labels(finite[0][0], finite[-1][0], x_label, columns))
+    lines.append(" " * (margin + 2) + _x_labels(usable[0][0], usable[-1][0], x_label, columns))
     return lines
 
 

@@ -67,10 +67,11 @@ def look(
     job_id: str,
     sinks: Sinks,
     *,
-    clock: Callable[[], float] = time.time,
-    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] | None = None,
+    sleep: Callable[[float], None] | None = None,
 ) -> Iterator[Sight]:
     """Yield what there is to see, about once a second, until the job ended; settled rounds go to ``sinks``."""
+    clock, sleep = clock or time.time, sleep or time.sleep
     still_ms = STILL_HEARTBEATS * app.data.genesis().heartbeat_ms
     found: Progress | None = None
     while True:
