@@ -8,12 +8,15 @@ Rules kept here:
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import cast
 
 import immutables
+import msgspec
 
 from contracts.parameters import MAX_LIVE_NONCES, MAX_PRUNED_BLOCKS, MAX_TEXT, MAX_TTL_MS
-from contracts.records import Account, Audit, Event, Spent, Unit
+from contracts.records import Account, Audit, Event, Spent, StateRecord, Unit
 from contracts.state import (
     Draft,
     account_key,
@@ -52,6 +55,7 @@ class Pot:
     where: Where = Where()
 
 
+@functools.lru_cache(maxsize=4096)
 def balance(account: str) -> Pot:
     return Pot(account, account_key(account), "balance")
 
@@ -92,15 +96,6 @@ def where_audit(audit: Audit) -> Where:
     return Where(audit.job, audit.round, audit.slot, audit.auditor)
 
 
-def get_amount(draft: Draft, pot: Pot) -> int:
-    """Return the micro-credits in a pot; an account that nobody paid yet has none."""
-    record = draft.get(pot.key)
-    if record is None:
-        return 0
-    amount: int = getattr(record, pot.field)
-    return amount
-
-
 def move(
     draft: Draft, kind: str, source: Pot, target: Pot, amount: int, *, where: Where | None = None, reason: str = ""
 ) -> None:
@@ -111,8 +106,8 @@ def move(
     assert amount >= 0
     if amount == 0:
         return
-    _set_amount(draft, source, get_amount(draft, source) - amount)
-    _set_amount(draft, target, get_amount(draft, target) + amount)  # read after the source changed: they may be one
+    _add(draft, source, -amount)
+    _add(draft, target, amount)  # reads after the source changed: they may be one
     if where is None:
         where = max(source.where, target.where, key=lambda place: (bool(place.account), bool(place.job)))
     emit(draft, kind, where, source=source.name, target=target.name, amount=amount, reason=reason)
@@ -138,12 +133,15 @@ def emit(
     )
 
 
-def _set_amount(draft: Draft, pot: Pot, amount: int) -> None:
-    assert amount >= 0, f"{pot} would hold {amount}"
-    if draft.get(pot.key) is None:
+def _add(draft: Draft, pot: Pot, change: int) -> None:
+    """Change what a pot holds; an account that nobody paid yet has nothing."""
+    record = draft.get(pot.key)
+    if record is None:
         assert pot.field == "balance"
-        draft.put(pot.key, Account())
-    draft.update(pot.key, **{pot.field: amount})
+        record = Account()
+    amount: int = getattr(record, pot.field) + change
+    assert amount >= 0, f"{pot} would hold {amount}"
+    draft.put(pot.key, cast(StateRecord, msgspec.structs.replace(record, **{pot.field: amount})))
 
 
 def check_balance(draft: Draft, account: str, amount: int, purpose: str) -> None:

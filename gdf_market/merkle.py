@@ -30,10 +30,12 @@ def node_hash(left: bytes, right: bytes) -> bytes:
 
 def root(leaves: Sequence[bytes]) -> bytes:
     """Return the 32-byte root over the leaves' data."""
-    tree = Tree()
-    for leaf in leaves:
-        tree.append(leaf)
-    return tree.root()
+    # a node without a right neighbour goes up as it is: the same tree as that of RFC 9162, without keeping it
+    level = [leaf_hash(leaf) for leaf in leaves]
+    while len(level) > 1:
+        pairs = [node_hash(level[index], level[index + 1]) for index in range(0, len(level) - 1, 2)]
+        level = pairs if len(level) % 2 == 0 else [*pairs, level[-1]]
+    return level[0] if level else EMPTY_ROOT
 
 
 class Tree:

@@ -21,6 +21,7 @@ from gdf_market.errors import GdfError, LocalError, PeerError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry
 from ledger import effects as core
+from ledger.opening import OpenPool
 from ledger.replica import Replica
 from ledger.serving import links_message, snapshot_message
 from ledger.store import LedgerStore
@@ -72,8 +73,14 @@ class LedgerService:
         keep_epochs: int | None = None,
     ) -> None:
         self.store = store
+        self._open_many = OpenPool()  # its threads end with this object
         self.replica = Replica(
-            genesis, identity, store.restored(), from_snapshot=from_snapshot, keep_epochs=keep_epochs
+            genesis,
+            identity,
+            store.restored(),
+            from_snapshot=from_snapshot,
+            keep_epochs=keep_epochs,
+            open_many=self._open_many,
         )
         self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
         self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE + SPARE_QUEUE)

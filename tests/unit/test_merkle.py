@@ -28,7 +28,14 @@ def test_reference_roots() -> None:
         tree.append(leaf)
         assert tree.root().hex() == root
     assert [tree.root(size).hex() for size in range(1, 9)] == CT["roots"]
-    assert merkle.root(LEAVES).hex() == CT["roots"][-1]
+    assert [merkle.root(LEAVES[:size]).hex() for size in range(9)] == [CT["empty_root"], *CT["roots"]]
+
+
+def test_a_root_without_a_tree_is_that_of_the_tree() -> None:
+    tree, leaves = merkle.Tree(), [index.to_bytes(2, "big") for index in range(70)]
+    for size, leaf in enumerate(leaves):
+        assert merkle.root(leaves[:size]) == tree.root()
+        tree.append(leaf)
 
 
 @pytest.mark.parametrize("case", CT["inclusion"])
