@@ -32,10 +32,10 @@ def check_number(name: str, value: object, low: float, high: float) -> None:
 
 
 def group_scales(groups: Sequence[dict[str, Any]], lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Return parameter groups with ``lr_scale`` and ``decay_scale`` relative to the job's values.
+    """Return parameter groups with ``lr_scale`` and ``weight_decay_scale`` relative to the job's values.
 
-    Each group has ``params`` (a list of tensors), and may have ``lr``, ``weight_decay`` and ``muon``.  Raises
-    UsageError for anything else, and for a weight decay where the job's own is 0.
+    Each group has ``params`` (a list of parameters, or of their names), and may have ``lr``, ``weight_decay`` and
+    ``muon``.  Raises UsageError for anything else, and for a weight decay where the job's own is 0.
     """
     return [_group(number, group, lr, weight_decay) for number, group in enumerate(groups)]
 
@@ -45,10 +45,10 @@ def _group(number: int, group: dict[str, Any], lr: float, weight_decay: float) -
     known = isinstance(group, dict) and "params" in group and set(group) <= _KEYS
     check(known, name, group, f"a dict with params, and none but {', '.join(sorted(_KEYS))}")
     params = group["params"]
-    params = [params] if isinstance(params, torch.Tensor) else list(params)
-    tensors = all(isinstance(parameter, torch.Tensor) for parameter in params)
-    check(tensors, f"{name}['params']", params, "parameters of the model")
-    made: dict[str, Any] = {"params": params, "lr_scale": 1.0, "decay_scale": 1.0}
+    params = [params] if isinstance(params, torch.Tensor | str) else list(params)
+    named = all(isinstance(parameter, torch.Tensor | str) for parameter in params)
+    check(named, f"{name}['params']", params, "parameters of the model, or their names")
+    made: dict[str, Any] = {"params": params, "lr_scale": 1.0, "weight_decay_scale": 1.0}
     if "lr" in group:
         check_number(f"{name}['lr']", group["lr"], 0, _MAX_SCALE * lr)
         made["lr_scale"] = group["lr"] / lr
@@ -58,7 +58,7 @@ def _group(number: int, group: dict[str, Any], lr: float, weight_decay: float) -
             group["weight_decay"] == 0 or weight_decay > 0,
             UsageError(f"{name} has a weight decay and the job has none; give the job's own: weight_decay=..."),
         )
-        made["decay_scale"] = group["weight_decay"] / weight_decay if weight_decay else 0.0
+        made["weight_decay_scale"] = group["weight_decay"] / weight_decay if weight_decay else 0.0
     if "muon" in group:
         made["muon"] = bool(group["muon"])
     return made

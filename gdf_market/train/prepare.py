@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from gdf_market.errors import UsageError, ensure
 from gdf_market.messages import Recipe
-from gdf_market.train.capture import capture_module, initial_parameters
+from gdf_market.train.capture import capture, initial_parameters
 from gdf_market.train.checkpoint import pack
 from gdf_market.train.data import DataManifest
 from gdf_market.train.job import DEFAULT_ROUNDS, Job
-from gdf_market.train.program import Program
 from gdf_market.train.source import Dataset
 
 
@@ -39,9 +35,9 @@ class Prepared:
 def prepare(job: Job, rounds: int | None = None) -> Prepared:
     """Capture a job's program and first checkpoint, and its recipe for ``rounds`` (the job's own number).
 
-    Raises UsageError as ``capture_job`` does.
+    Raises UsageError as ``capture`` does.
     """
-    program = capture_job(job)
+    program = capture(job)
     parameters = initial_parameters(job.model, program)
     return Prepared(
         title=job.title,
@@ -53,13 +49,3 @@ def prepare(job: Job, rounds: int | None = None) -> Prepared:
         dataset=job.dataset,
         context=job.context,
     )
-
-
-def capture_job(job: Job) -> Program:
-    """Return the program of a job's model and loss, for batches of its data.  Raises UsageError."""
-    wanted: dict[str, Any] = {"param_groups": job.groups, "names": job.names}
-    given = {name: value for name, value in wanted.items() if value}
-    known = inspect.signature(capture_module).parameters
-    for name in given:
-        ensure(name in known, UsageError(f"capture does not know {name} yet; leave it out"))
-    return capture_module(job.model, job.example(), job.loss, **given)
