@@ -26,7 +26,7 @@ from verifier.trimming import sum_of_middle
 Total = npt.NDArray[np.int64]
 
 MIN_UNITS_FOR_NORM_CHECK = 3  # with fewer there is no majority that could define a normal size
-_CHUNK = 1 << 13  # coordinates at a time; a chunk of all units fits the cache
+_CHUNK = 1 << 14  # coordinates at a time
 
 
 def tolerated(count: int) -> int:

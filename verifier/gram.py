@@ -21,7 +21,8 @@ Update = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 VALUE_LIMIT = 2**30  # absolute values of a decoded update stay below this
 _EXACT = 2**53  # float64 holds every integer up to here
 _LIMB_BITS = 15
-_CHUNK = 1 << 13  # columns at a time: fits the cache
+_CHUNK = 1 << 13  # the most columns at a time
+_CACHED = 1 << 16  # float64 of all updates at a time: half a MiB
 _SHORTEST = 32  # columns of a piece; shorter ones cost more than limbs
 _ALONE = 1 << 18  # multiplications that OpenBLAS does in the calling thread
 _SPLIT = 26  # sums are kept as two int64: exact for 2**36 chunks
@@ -34,10 +35,11 @@ def gram(updates: Sequence[Update]) -> Gram:
     count, length = len(updates), len(updates[0])
     assert all(len(update) == length for update in updates), "form checks come before the Gram matrix"
     sums = {shift: _Sum(count) for shift in (0, _LIMB_BITS, 2 * _LIMB_BITS)}
-    columns = np.zeros((count, _CHUNK), np.float64)
-    for start in range(0, length, _CHUNK):
+    chunk = min(_CHUNK, 1 << ((_CACHED // count).bit_length() - 1))
+    columns = np.zeros((count, chunk), np.float64)
+    for start in range(0, length, chunk):
         for row, update in zip(columns, updates, strict=True):
-            part = update[start : start + _CHUNK]
+            part = update[start : start + chunk]
             row[: part.size] = part
             row[part.size :] = 0.0
         _add_products(sums, columns)
@@ -80,10 +82,10 @@ def _add_products(sums: dict[int, _Sum], columns: Matrix) -> None:
 def _products(a: Matrix, b: Matrix, limit: int) -> npt.NDArray[np.int64]:
     """Return [count, count], the inner products of the rows of ``a`` with those of ``b``, all within ``limit``.
 
-    A chunk's sum is below 2**62: limit**2 is at most 2**48, and a chunk has 2**13 columns.
+    A chunk's sum is below 2**62: limit**2 is at most 2**48, and a chunk has at most 2**13 columns.
     """
     count = len(a)
-    widest = min(_CHUNK, _ALONE // (count * count), _EXACT // max(1, limit * limit))
+    widest = min(a.shape[1], _ALONE // (count * count), _EXACT // max(1, limit * limit))
     width = 1 << (widest.bit_length() - 1)  # divides the chunk
     left, right = (each.reshape(count, -1, width) for each in (a, b))
     pieces = np.matmul(left.transpose(1, 0, 2), right.transpose(1, 2, 0))

@@ -90,9 +90,9 @@ def _by_hand(updates: list[Array], coordinate: int) -> int:
 def test_both_widths_equal_the_definition(count: int, limit: int) -> None:
     """Small values take int32 and one product, larger ones int64 and limbs; a chunk of each kind, and a short one."""
     random = np.random.default_rng(count)
-    updates = [random.integers(1 - limit, limit, 2 * (1 << 13) + 100).astype(np.int32) for _ in range(count)]
+    updates = [random.integers(1 - limit, limit, 2 * (1 << 14) + 100).astype(np.int32) for _ in range(count)]
     for update in updates:
-        update[1 << 13 : 1 << 14] %= 5
+        update[1 << 13 : 1 << 15] %= 5
         update[0] = limit - 1
     matrix = gram(updates)
     wide = [update.astype(np.int64) for update in updates]
