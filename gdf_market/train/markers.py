@@ -62,14 +62,20 @@ def mark(module: torch.fx.GraphModule) -> None:
         elif node.target is _ATEN.instance_norm.default and node.args[5] and node.args[3] is not None:
             x, weight, bias, mean, var, _, momentum, eps = node.args[:8]
             _replace(module.graph, node, _OWN.instance_norm.default, (x, weight, bias, mean, var, momentum, eps))
-        elif node.target is _ATEN.add_.Tensor and not node.users and _counts_batches(node):
-            module.graph.erase_node(node)
+    _drop_counters(module.graph)
     module.graph.lint()
     module.recompile()
 
 
-def _counts_batches(node: torch.fx.Node) -> bool:
-    return isinstance(node.args[0], torch.fx.Node) and str(node.args[0].target).endswith("num_batches_tracked")
+def _drop_counters(graph: torch.fx.Graph) -> None:
+    """Batch norm counts its batches, which matters to nobody; a layer that is used twice counts twice."""
+    for node in reversed(list(graph.nodes)):
+        if node.op == "call_function" and node.target is _ATEN.add_.Tensor and not node.users:
+            source = node.args[0]
+            while isinstance(source, torch.fx.Node) and source.target is _ATEN.add_.Tensor:
+                source = source.args[0]
+            if isinstance(source, torch.fx.Node) and str(source.target).endswith("num_batches_tracked"):
+                graph.erase_node(node)
 
 
 def _mark_dropout(graph: torch.fx.Graph, node: torch.fx.Node) -> None:

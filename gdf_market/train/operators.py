@@ -40,10 +40,10 @@ where.ScalarSelf where.self xlogy.Tensor
 """
 _REDUCTION = """
 _log_softmax.default _safe_softmax.default _softmax.default all.default all.dim amax.default amin.default any.default
-any.dim argmax.default argmin.default argsort.default argsort.stable cumprod.default cumsum.default
+any.dim argmax.default argmin.default argsort.stable cumprod.default cumsum.default
 linalg_vector_norm.default log_softmax.int logcumsumexp.default logsumexp.default max.default max.dim mean.default
 mean.dim min.default min.dim norm.Scalar norm.ScalarOpt_dim pairwise_distance.default prod.default prod.dim_int
-softmax.int sort.default sort.stable std.correction std.default std.dim std_mean.correction sum.default
+softmax.int sort.stable std.correction std.default std.dim std_mean.correction sum.default
 sum.dim_IntList topk.default var.correction var.default var.dim var_mean.correction
 """
 _SHAPE = """
@@ -86,11 +86,14 @@ poisson_nll_loss.default smooth_l1_loss.default soft_margin_loss.default triplet
 ATEN = frozenset(
     "aten." + name for group in (_POINTWISE, _REDUCTION, _SHAPE, _CREATE, _LAYER, _LOSS) for name in group.split()
 )
+# those that take the device as an argument: a program names it each time
+CREATES = frozenset(f"aten.{name}" for name in _CREATE.split() if not name.startswith("new_") and "_like" not in name)
 INTEGER: dict[str, Callable[..., Any]] = {
     "int.add": operator.add,
     "int.sub": operator.sub,
     "int.mul": operator.mul,
     "int.floordiv": operator.floordiv,
+    "int.mod": operator.mod,
 }
 ITEM = "item"  # one value of an operator that returns several
 DROPOUT = "noise.dropout"  # (tensor, p): see noise.py
@@ -128,7 +131,7 @@ def _dropout(tensor: Any, p: Any) -> Any:
 def _integer(function: Callable[..., Any], left: Any, right: Any) -> int:
     both = type(left) is int and type(right) is int
     ensure(both, MalformedError("integer arithmetic on a value that is no integer"))
-    ensure(function is not operator.floordiv or right != 0, MalformedError("division by zero"))
+    ensure(function in (operator.add, operator.sub, operator.mul) or right != 0, MalformedError("division by zero"))
     result: int = function(left, right)
     ensure(abs(result) <= MAX_INT, MalformedError("integer beyond 2**53"))
     return result

@@ -1,4 +1,4 @@
-"""Translates a graph that ``torch.export`` made into a program's records.
+"""Translates a graph that ``torch.export`` made into one pass of a program.
 
 What has no data form is refused with the operator's name and the owner's line.
 """
@@ -6,89 +6,104 @@ What has no data form is refused with the operator's name and the owner's line.
 from __future__ import annotations
 
 import operator
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import ExportedProgram
 
 from gdf_market.errors import UsageError, ensure
-from gdf_market.train.graph import (
-    DTYPES,
-    MAX_RANK,
-    Forward,
-    Graph,
-    GraphInput,
-    Group,
-    Node,
-    Parameter,
-    Sample,
-    Value,
-    write_argument,
-)
-from gdf_market.train.operators import ATEN, ITEM
-from gdf_market.train.program import Program
+from gdf_market.train.expansions import expand
+from gdf_market.train.graph import Forward, GraphInput, Node, Value, write_argument
+from gdf_market.train.operators import ATEN, CREATES, DROPOUT, ITEM
+from gdf_market.train.places import own_name, place_of_node
+from gdf_market.train.tensors import Tensors
 
 _INTEGER_OPERATORS = {
     operator.add: "int.add",
     operator.sub: "int.sub",
     operator.mul: "int.mul",
     operator.floordiv: "int.floordiv",
+    operator.mod: "int.mod",
     operator.getitem: ITEM,
 }
 # Whether a view is possible depends on strides, which differ between devices; a reshape gives the same values.
-_RENAMED = {"aten.view.default": "aten.reshape.default"}
-GROUPS = (Group(), Group(decay_ppm=0))  # only tensors of two and more dimensions decay
-IDENTITIES = {"aten.dropout.default", "aten.feature_dropout.default", "aten.dropout_.default"}
-_FRAME = re.compile(r'File "([^"]+)", line (\d+), in \S+')
-_HERE = Path(__file__).parent
-_LIBRARIES = ("site-packages", "dist-packages")
+_RENAMED = {
+    "aten.view.default": "aten.reshape.default",
+    "aten._unsafe_view.default": "aten.reshape.default",
+    "aten.argsort.default": "aten.argsort.stable",
+    "aten.sort.default": "aten.sort.stable",
+}
+_SAME = {"aten.alias.default", "aten.lift_fresh_copy.default"}
+_ADVICE = {
+    "aten.item.default": "a value of a tensor in Python; keep it a tensor (x.sum() instead of x.sum().item())",
+    "aten._local_scalar_dense.default": "a value of a tensor in Python; keep it a tensor",
+    "aten.nonzero.default": "sizes that depend on values; use torch.where with three arguments, or a mask",
+    "aten.masked_select.default": "sizes that depend on values; multiply by the mask, or use torch.where",
+    "aten.index.Tensor": "a boolean mask as an index; multiply by the mask, or use torch.where",
+    "aten.unique_consecutive.default": "sizes that depend on values",
+    "aten._unique2.default": "sizes that depend on values",
+}
 
 
 @dataclass
 class Translation:
-    """One exported graph on its way to a Graph; ``wrapped`` holds the owner's module as ``model``."""
+    """One exported graph on its way to a Forward; ``tensors`` are shared by the passes of a program."""
 
     exported: ExportedProgram
-    wrapped: nn.Module
-    values: dict[str, int] = field(default_factory=dict)  # name in the exported graph -> value
+    tensors: Tensors
+    values: dict[str, Any] = field(default_factory=dict)  # name in the exported graph -> Value, or list of Values
     inputs: list[GraphInput] = field(default_factory=list)
     nodes: list[Node] = field(default_factory=list)
-    parameters: list[Parameter] = field(default_factory=list)
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    owners: dict[tuple[Any, ...], str] = field(default_factory=dict)  # storage -> its one name (tied weights)
+    updates: dict[str, Value] = field(default_factory=dict)
     samples: int = 0
-    output: int = 0
 
-    def program(self, samples: Sequence[torch.Tensor], batch: int) -> Program:
-        """Return the program.  Raises UsageError for what a program cannot hold."""
+    def forward(self) -> Forward:
+        """Return the pass.  Raises UsageError for what a program cannot hold."""
         self._refuse_mutation()
-        for node in self.exported.graph.nodes:
+        graph = self.exported.graph
+        for node in graph.nodes:
             if node.op == "placeholder":
                 self._placeholder(node)
-        for node in self.exported.graph.nodes:
+        for node in graph.nodes:
             if node.op == "call_function":
                 self._call(node)
-            elif node.op == "output":
-                self._result(node)
-        train = Forward(inputs=tuple(self.inputs), nodes=tuple(self.nodes), output=self.output, updates={})
-        graph = Graph(
-            version=2,
-            batch=batch,
-            separable=False,
-            samples=tuple(Sample(dtype=dtype_name(s), shape=tuple(s.shape[1:])) for s in samples),
-            parameters=tuple(self.parameters),
-            groups=GROUPS,
-            constants=tuple(self.constants),
-            state=self._state(),
-            train=train,
-            evaluate=None,
+        output = self._result(next(node for node in graph.nodes if node.op == "output"))
+        return Forward(
+            inputs=tuple(self.inputs),
+            nodes=tuple(self.nodes),
+            output=output.index,
+            updates={name: value.index for name, value in self.updates.items()},
         )
-        return Program(graph, self.constants)
+
+    def emit(self, op: str, *args: Any, **kwargs: Any) -> Value:
+        """Append a node; see expansions.Emitter.  Raises TypeError for an argument without a data form."""
+        if op in CREATES:
+            kwargs.setdefault("device", torch.device("cpu"))  # where the program runs, not where torch likes it
+        written = {key: write_argument(value) for key, value in kwargs.items()}
+        self.nodes.append(Node(op=op, args=[write_argument(argument) for argument in args], kwargs=written))
+        return Value(len(self.inputs) + len(self.nodes) - 1)
+
+    def read(self, argument: Any) -> Any:
+        """Return an argument with values instead of nodes."""
+        if isinstance(argument, torch.fx.Node):
+            return self.values[argument.name]
+        if isinstance(argument, list | tuple):
+            return [self.read(item) for item in argument]
+        return argument
+
+    def statistic(self, node: torch.fx.Node) -> tuple[str, Value]:
+        """Return the constant's name of a running statistic, and its value after the norms before this one."""
+        value = self.values[node.name]
+        known = isinstance(value, Value) and value.index < len(self.inputs)
+        constant = known and self.inputs[value.index].kind == "constant"
+        ensure(constant, UsageError(f"A norm keeps its statistics in {own_name(node.name)}, which is no buffer."))
+        name = list(self.tensors.constants)[self.inputs[value.index].index]
+        return name, self.updates.get(name, value)
+
+    def update(self, name: str, value: Value) -> None:
+        """Set what replaces a running statistic."""
+        self.updates[name] = value
 
     def _refuse_mutation(self) -> None:
         signature = self.exported.graph_signature
@@ -96,8 +111,9 @@ class Translation:
         ensure(
             not changed,
             UsageError(
-                f"The model changes {', '.join(map(own_name, changed[:3]))} while it trains, as batch norm does, which "
-                "is not supported: use layer or group norm, or call model.eval() before the job is made."
+                f"The model changes {', '.join(map(own_name, changed[:3]))} while it trains; a unit is computed from "
+                "weights and samples alone. Batch norm may keep statistics, other modules may not: compute the value "
+                "from the samples, or make it a parameter."
             ),
         )
 
@@ -116,100 +132,93 @@ class Translation:
             entry = GraphInput(kind="sample", index=self.samples)
             self.samples += 1
         else:
-            stored = self.exported.state_dict.get(target)
-            entry = self._tensor(target, self.exported.constants[target] if stored is None else stored)
-        self.values[node.name] = len(self.inputs)
+            entry = self.tensors.entry(self.exported, target)
+        self.values[node.name] = Value(len(self.inputs))
         self.inputs.append(entry)
 
-    def _tensor(self, target: str, tensor: torch.Tensor) -> GraphInput:
-        name = self.owners.setdefault(_storage(tensor), own_name(target))
-        if isinstance(tensor, nn.Parameter) and tensor.requires_grad:
-            names = [parameter.name for parameter in self.parameters]
-            if name not in names:
-                self.parameters.append(Parameter(name=name, shape=tuple(tensor.shape), group=int(tensor.ndim < 2)))
-                names.append(name)
-            return GraphInput(kind="parameter", index=names.index(name))
-        usable = tensor.dtype in DTYPES.values() and tensor.ndim <= MAX_RANK
-        ensure(usable, UsageError(f"Tensor {name} is {tensor.dtype}, which a program cannot hold."))
-        self.constants.setdefault(name, tensor.detach().clone().contiguous())
-        return GraphInput(kind="constant", index=list(self.constants).index(name))
-
-    def _state(self) -> dict[str, str]:
-        """Return state_dict key -> name of the tensor, for all that the program holds."""
-        held = set(self.constants) | {parameter.name for parameter in self.parameters}
-        keys = {own_name(key): self._owner(key) for key in self.wrapped.state_dict()}
-        return {key: name for key, name in keys.items() if name in held}
-
-    def _owner(self, target: str) -> str:
-        stored = self.exported.state_dict.get(target)
-        tensor = self.exported.constants[target] if stored is None else stored
-        return self.owners.get(_storage(tensor), own_name(target))
-
     def _call(self, node: torch.fx.Node) -> None:
-        name = _operator_name(node.target)
-        if name in IDENTITIES:
-            assert isinstance(node.args[0], torch.fx.Node)
-            self.values[node.name] = self.values[node.args[0].name]
+        name = operator_name(node.target)
+        if name in _SAME:
+            self.values[node.name] = self.read(node.args[0])
             return
-        if not node.users:
-            return  # computes nothing that is used; assertions of export are such nodes
-        known = name in ATEN or name in _INTEGER_OPERATORS.values()
-        ensure(
-            known,
-            UsageError(
-                f"The model uses the operator {name}{place(node)}, which is not on the list of allowed operators; "
-                "write that line with common operators (gdf_market/train/operators.py lists them)."
-            ),
-        )
+        if not node.users or name.startswith(("aten.empty", "aten.new_empty")):
+            # computes nothing that is used (assertions of export are such nodes), or memory without values, which
+            # ``expand`` turns into a full tensor where it is filled
+            if node.users and not all(str(user.target).startswith("aten.fill.Scalar") for user in node.users):
+                raise _refused(name, node, "memory without values; use torch.zeros")
+            return
         try:
-            args = [write_argument(self._read(argument)) for argument in node.args]
-            given = {key: value for key, value in node.kwargs.items() if value is not None and key != "layout"}
-            kwargs = {key: write_argument(self._read(value)) for key, value in given.items()}
+            self.values[node.name] = self._value(name, node)
         except TypeError as error:
-            raise UsageError(f"The model calls {name}{place(node)} with {error}, which is not supported.") from None
-        self.values[node.name] = len(self.inputs) + len(self.nodes)
-        self.nodes.append(Node(op=name, args=args, kwargs=kwargs))
+            raise UsageError(f"The model calls {name}{place_of_node(node)} with {error}: not supported.") from None
 
-    def _read(self, argument: Any) -> Any:
-        if isinstance(argument, torch.fx.Node):
-            return Value(self.values[argument.name])
-        if isinstance(argument, list | tuple):
-            return [self._read(item) for item in argument]
-        return argument
+    def _value(self, name: str, node: torch.fx.Node) -> Any:
+        if name == ITEM and isinstance(self.read(node.args[0]), list):
+            return self.read(node.args[0])[node.args[1]]
+        self._refuse(name, node)
+        expanded = expand(self, name, node)
+        if expanded is not None:
+            return expanded
+        given = {key: value for key, value in node.kwargs.items() if value is not None and key not in _DROPPED}
+        args = node.args
+        if name in ("aten.argsort.stable", "aten.sort.stable"):  # equal values in their order, on every device
+            given, args = {"stable": True, **_sort_arguments(node)}, node.args[:1]
+        return self.emit(name, *self.read(args), **{key: self.read(value) for key, value in given.items()})
 
-    def _result(self, node: torch.fx.Node) -> None:
+    def _refuse(self, name: str, node: torch.fx.Node) -> None:
+        random = isinstance(node.target, torch._ops.OpOverload) and (
+            torch.Tag.nondeterministic_seeded in node.target.tags
+        )
+        if random and name not in ATEN and "dropout" not in name:
+            raise UsageError(
+                f"{name} draws random numbers{place_of_node(node)}; auditors could not repeat the unit. Dropout "
+                "(nn.Dropout, F.dropout, attention's dropout_p) is the one kind of randomness that a program has: give "
+                "other random numbers as a sample of the data."
+            )
+        if name == "aten.index.Tensor" and any(_is_mask(index) for index in node.args[1]):
+            raise _refused(name, node, _ADVICE[name])
+        if name in _ADVICE and name not in ATEN:
+            raise _refused(name, node, _ADVICE[name])
+        own = name.startswith("gdf_market.") or "alpha_dropout" in name
+        if name not in ATEN and name not in _INTEGER_OPERATORS.values() and not own:
+            raise UsageError(
+                f"The model uses the operator {name}{place_of_node(node)}, which is not on the list of allowed "
+                "operators; write that line with common operators (gdf_market/train/operators.py lists them)."
+            )
+
+    def _result(self, node: torch.fx.Node) -> Value:
         results = node.args[0]
         assert isinstance(results, tuple | list)
         loss = results[0] if len(results) == 1 else None
         if not isinstance(loss, torch.fx.Node):
             raise UsageError("The model must return its loss alone, one scalar tensor; give Job a loss otherwise.")
-        self.output = self.values[loss.name]
+        value = self.values[loss.name]
+        assert isinstance(value, Value)
+        return value
 
 
-def _operator_name(target: Any) -> str:
+_DROPPED = {"layout", "pin_memory", "non_blocking"}  # how memory is laid out or copied changes no value
+
+
+def operator_name(target: Any) -> str:
+    """Return the name under which a program knows an exported operator."""
     name = _INTEGER_OPERATORS.get(target, str(target))
     return _RENAMED.get(name, name)
 
 
-def _storage(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return (tensor.untyped_storage().data_ptr(), tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+def drops(forward: Forward) -> bool:
+    """Say whether a pass has dropout."""
+    return any(node.op == DROPOUT for node in forward.nodes)
 
 
-def own_name(name: str) -> str:
-    """Return a name as the owner's module knows it."""
-    return name.removeprefix("model.")
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.fx.Node) and index.meta["val"].dtype in (torch.bool, torch.uint8)
 
 
-def dtype_name(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
+def _sort_arguments(node: torch.fx.Node) -> dict[str, Any]:
+    named = dict(zip(("dim", "descending"), node.args[1:], strict=False))
+    return named | {key: value for key, value in node.kwargs.items() if key != "stable"}
 
 
-def place(node: torch.fx.Node) -> str:
-    """Return " in file:line (source)" of the owner's innermost frame, or an empty text."""
-    trace = (node.meta.get("stack_trace") or "").splitlines()
-    for position in range(len(trace) - 1, -1, -1):
-        found = _FRAME.search(trace[position])
-        if found and not any(library in found[1] for library in _LIBRARIES) and Path(found[1]).parent != _HERE:
-            source = trace[position + 1].strip() if position + 1 < len(trace) else ""
-            return f" at {found[1]}:{found[2]} ({source})"
-    return ""
+def _refused(name: str, node: torch.fx.Node, advice: str) -> UsageError:
+    return UsageError(f"The model uses the operator {name}{place_of_node(node)}: {advice}.")
