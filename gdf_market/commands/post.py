@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import rich_click as click
+from rich.console import Group
+from rich.text import Text
 
 from contracts.fees import compute_post_fee
 from contracts.jobs import escrow_of
@@ -17,14 +19,15 @@ from contracts.parameters import DEVICE_CLASSES
 from contracts.records import Job
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
-from gdf_market.commands.common import App, pass_app, table
+from gdf_market.commands.common import App, pass_app, printable, table
+from gdf_market.commands.outlook import cost_rows, outlook, steps_table
 from gdf_market.commands.reading import open_ledger
 from gdf_market.commands.session import interrupted_after, load_identity, run_async, with_client
 from gdf_market.commands.terms import DEFAULT_PRICE, DEFAULT_ROUNDS, Terms, parse_price, terms_of
 from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableError, UsageError
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
-from gdf_market.units import MINUTE_MS, PPM, SECOND_MS, format_credits
+from gdf_market.units import MAX_INT, MINUTE_MS, PPM, SECOND_MS, format_credits
 from ledger.reading import records_of
 
 if TYPE_CHECKING:
@@ -220,7 +223,17 @@ def prepare_order(app: App, job: TrainingJob, terms: Terms, title: str) -> tuple
     estimate = _estimate(
         store, fields, content, len(prepared.program) + prepared.dataset.size_bytes + len(prepared.checkpoint)
     )
-    return fields, estimate
+    return fields, estimate | {"memory_bytes": _memory_bytes(prepared)}
+
+
+def _memory_bytes(prepared: Prepared) -> int:
+    """Return the most that a step of a whole batch takes, for a worker that does not divide it."""
+    from gdf_market.train.dry_run import dry_run
+    from gdf_market.train.program import Program
+
+    program, recipe = Program.from_bytes(prepared.program), prepared.recipe
+    cost = dry_run(program, recipe.batch, MAX_INT, inner=recipe.inner, precision=recipe.precision)
+    return cost.memory_bytes
 
 
 def _store_content(app: App, store: BlobStore, dataset: Dataset) -> str:
@@ -310,7 +323,9 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
         "price_seen": [prices[0], prices[-1]] if prices else None,
         "rounds": spec.rounds,
         "units_per_round": spec.units_per_round,
+        "warm_rounds": spec.warm_rounds,
         "estimate": {name: round(figure, 4) for name, figure in estimate.items()},
+        "outlook": outlook(spec, estimate, prices),
     }
 
 
@@ -390,14 +405,17 @@ def _table(value: dict[str, Any], title: str) -> object:
         else f"cleared before at {format_credits(seen[0])} to {format_credits(seen[1])}"
     )
     shown.add_row("price per unit", f"at most {format_credits(value['price_most'])}; {past}")
-    shown.add_row("units", f"{value['rounds']} rounds x {value['units_per_round']} units")
+    warm = f", the first {value['warm_rounds']} of one unit" if value["warm_rounds"] else ""
+    shown.add_row("units", f"{value['rounds']} rounds x {value['units_per_round']} units{warm}")
     shown.add_row(
         "time",
         f"{estimate['unit_s']:.1f} s per unit on this machine; at least {estimate['least_seconds']:.0f} s in all",
     )
     shown.add_row(
         "bytes",
-        f"{int(estimate['join_bytes']):,} to join; per round and worker about "
-        f"{int(estimate['round_bytes_per_worker']):,} received ({int(estimate['update_bytes']):,} per update)",
+        f"{int(estimate['join_bytes']):,} to join",
     )
-    return shown
+    for what, cost in cost_rows(value["outlook"]):
+        shown.add_row(what, cost)
+    notes = [Text(f"Note: {printable(sentence)}") for sentence in value["outlook"]["warnings"]]
+    return Group(shown, steps_table(value["outlook"]), *notes)
