@@ -4,6 +4,7 @@ Those of torch.nn follow PyTorch's own examples and the papers' shapes; those of
 configurations.  Nothing is downloaded.
 """
 
+# ruff: noqa: N806, N812  (shape letters and F are the field's habit)
 from __future__ import annotations
 
 import math

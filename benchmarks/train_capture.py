@@ -52,7 +52,8 @@ class Row:
             return f"| {self.name} | **no** | | | | | | | |"
         flags = " | ".join("yes" if each else "no" for each in (self.dynamic, self.separable, self.modes))
         ratio = "" if math.isnan(self.ratio) else f"{self.ratio:.2f}"
-        return f"| {self.name} | yes | {self.parameters:,} | {self.operators} | {self.difference:.1e} | {flags} | {ratio} |"
+        sizes = f"{self.parameters:,} | {self.operators} | {self.difference:.1e}"
+        return f"| {self.name} | yes | {sizes} | {flags} | {ratio} |"
 
 
 def without_dropout(model: nn.Module) -> nn.Module:

@@ -146,9 +146,9 @@ def _no_custom_gradients(refused: list[UsageError]) -> Iterator[None]:
             return original.__get__(None, kind)(*args, **kwargs)
         refused.append(
             UsageError(
-                f"The model uses the custom autograd function {kind.__name__}{place_of_caller()}; a program's gradients "
-                "are those of its operators. Write the line with operators that have the gradient you need, such as "
-                "x + (y - x).detach() for a straight-through estimate."
+                f"The model uses the custom autograd function {kind.__name__}{place_of_caller()}; a program's "
+                "gradients are those of its operators. Write the line with operators that have that gradient, such "
+                "as x + (y - x).detach() for a straight-through estimate."
             )
         )
         raise refused[-1]

@@ -114,7 +114,8 @@ def hidden_matrices(graph: Graph) -> set[str]:
     matrices = {p.name for p in graph.parameters if len(p.shape) >= 2}
     names = [parameter.name for parameter in graph.parameters]
     found = {value: names[entry.index] for value, entry in enumerate(graph.train.inputs) if entry.kind == "parameter"}
-    hidden, kept = set(), set()
+    hidden: set[str] = set()
+    kept: set[str] = set()
     first_kernel = True
     for value, node in walk.nodes.items():
         weight = walk.weight(value)

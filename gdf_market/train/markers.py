@@ -7,11 +7,11 @@ pass through untouched; they exist in the owner's process alone and never appear
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-_LIBRARY = torch.library.Library("gdf_market", "DEF")
+_LIBRARY: Any = torch.library.Library("gdf_market", "DEF")  # type: ignore[no-untyped-call]
 _LIBRARY.define("dropout(Tensor x, float p) -> Tensor")
 _LIBRARY.define("channel_dropout(Tensor x, float p) -> Tensor")
 _NORM = "(Tensor x, Tensor? weight, Tensor? bias, Tensor mean, Tensor var, float momentum, float eps) -> Tensor"
@@ -31,7 +31,7 @@ for _name in ("dropout", "channel_dropout", "batch_norm", "instance_norm"):
 
 _ATEN = torch.ops.aten
 _OWN = torch.ops.gdf_market
-_DROPS = {
+_DROPS: dict[Any, Any] = {  # None: left for the translation to refuse
     _ATEN.dropout.default: _OWN.dropout.default,
     _ATEN.dropout_.default: _OWN.dropout.default,
     _ATEN.feature_dropout.default: _OWN.channel_dropout.default,
@@ -79,9 +79,8 @@ def _drop_counters(graph: torch.fx.Graph) -> None:
 
 
 def _mark_dropout(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
-    x, p, training = node.args
+    x, p, training = cast(tuple[torch.fx.Node, float, bool], node.args)
     if not training or p == 0:
-        assert isinstance(x, torch.fx.Node)
         node.replace_all_uses_with(x)
         graph.erase_node(node)
         return

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import re
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import torch
 from torch import nn
@@ -60,11 +61,7 @@ def place_of_error(error: BaseException, wrapped: nn.Module) -> str:
 
 def place_of_caller() -> str:
     """Return the place of the innermost frame of the owner's that is running now."""
-    try:
-        raise LookupError
-    except LookupError as error:
-        assert error.__traceback__ is not None
-        frame = error.__traceback__.tb_frame.f_back
+    frame = inspect.currentframe()
     while frame is not None:
         path = frame.f_code.co_filename
         if _is_own(path):
@@ -73,7 +70,7 @@ def place_of_caller() -> str:
     return ""
 
 
-def _frames(trace: TracebackType | None) -> list[tuple[object, int]]:
+def _frames(trace: TracebackType | None) -> list[tuple[FrameType, int]]:
     found = []
     while trace is not None:
         found.append((trace.tb_frame, trace.tb_lineno))

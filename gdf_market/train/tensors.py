@@ -1,4 +1,4 @@
-"""The tensors of a module as a program holds them: trained parameters and constants, each once, by the owner's names."""
+"""The tensors of a module as a program holds them: parameters and constants, each once, by the owner's names."""
 
 from __future__ import annotations
 

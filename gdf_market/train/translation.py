@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.export import ExportedProgram
@@ -175,7 +175,7 @@ class Translation:
                 "(nn.Dropout, F.dropout, attention's dropout_p) is the one kind of randomness that a program has: give "
                 "other random numbers as a sample of the data."
             )
-        if name == "aten.index.Tensor" and any(_is_mask(index) for index in node.args[1]):
+        if name == "aten.index.Tensor" and any(map(_is_mask, cast(list[Any], node.args[1]))):
             raise _refused(name, node, _ADVICE[name])
         if name in _ADVICE and name not in ATEN:
             raise _refused(name, node, _ADVICE[name])
