@@ -14,7 +14,7 @@ from gdf_market.codec import decode
 from gdf_market.commands.common import App, pass_app, short, table
 from gdf_market.commands.metrics import Sinks
 from gdf_market.commands.model_file import EVALUATE_S, check_target, snippet, write_model
-from gdf_market.commands.progress import ENDED, metrics_of, require_job, rounds_of
+from gdf_market.commands.progress import ENDED, metrics_of, require_job, rounds_of, status_text
 from gdf_market.commands.reading import open_ledger, resolve_job
 from gdf_market.commands.report import job_report, report_text
 from gdf_market.commands.session import run_async, with_client
@@ -56,6 +56,7 @@ def list_jobs(app: App) -> None:
             "title": job.spec.title,
             "owner": job.spec.author,
             "status": job.status,
+            "ending": job.ending,
             "reason": job.reason,
             "completed": job.completed,
             "rounds": job.spec.rounds,
@@ -69,7 +70,12 @@ def list_jobs(app: App) -> None:
         for row in rows:
             progress = f"{row['completed']}/{row['rounds']}"
             shown.add_row(
-                short(row["id"]), row["title"], row["status"], progress, format_credits(row["escrow"]), row["reason"]
+                short(row["id"]),
+                row["title"],
+                status_text(row["status"], row["ending"]),
+                progress,
+                format_credits(row["escrow"]),
+                row["reason"],
             )
         return shown
 

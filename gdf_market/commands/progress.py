@@ -186,6 +186,11 @@ def sampled(points: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...
     return tuple(points[index * last // (CURVE_POINTS - 1)] for index in range(CURVE_POINTS))
 
 
+def status_text(status: str, ending: str) -> str:
+    """Return a job's status for people."""
+    return f"{ending} (held pay waits for its audits)" if status == "draining" else status
+
+
 def recipe_line(recipe: Recipe) -> str:
     """Return a recipe in one line."""
     schedule = recipe.schedule

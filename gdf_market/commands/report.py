@@ -10,7 +10,7 @@ from rich.table import Table
 
 from contracts.records import Audit, Bid, Dispute
 from gdf_market.commands.common import short, table
-from gdf_market.commands.progress import median_loss, recipe_line, require_job, rounds_of, units_of
+from gdf_market.commands.progress import median_loss, recipe_line, require_job, rounds_of, status_text, units_of
 from gdf_market.units import format_credits
 from ledger.reading import records_of
 from ledger.store import LedgerStore
@@ -56,7 +56,7 @@ def _head(value: dict[str, Any]) -> Table:
     spec = facts["spec"]
     head = table(spec["title"], "what", "value")
     head.add_row("id", facts["id"])
-    head.add_row("status", f"{facts['status']} {facts['reason']}".strip())
+    head.add_row("status", "; ".join(filter(None, (status_text(facts["status"], facts["ending"]), facts["reason"]))))
     warm = f", the first {spec['warm_rounds']} of one unit" if spec["warm_rounds"] else ""
     head.add_row("rounds", f"{facts['completed']} of {spec['rounds']} of {spec['units_per_round']} units{warm}")
     head.add_row("recipe", value["recipe"])

@@ -208,7 +208,8 @@ class Bidder:
             return ""
         if job.status == "running":
             return "" if "" in job.slots else "every slot is taken"
-        return f"the job is {job.status}"
+        over = job.ending if job.status == "draining" else job.status
+        return f"the job is {over}"
 
 
 def _step_key(spec: JobPost) -> bytes:

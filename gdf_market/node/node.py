@@ -142,7 +142,8 @@ class Node:
     def _job_row(self, job_id: str) -> dict[str, Any]:
         job = self.context.state.job(job_id)
         assert job is not None, "an active job is in the state"
-        return self._row(job_id, job.spec) | {"state": job.status, "reason": job.reason}
+        over = job.status == "draining"  # no round will start: held pay alone waits
+        return self._row(job_id, job.spec) | {"state": job.ending if over else job.status, "reason": job.reason}
 
     async def publish_order(self, fields: dict[str, Any]) -> str:
         """Sign a job order, put it in the own book and gossip it until its job is final; return its id.

@@ -17,6 +17,7 @@ from ledger.explorer.queries import Reader
 from ledger.explorer.rounds import RoundView, latest_rounds, losses, round_views
 from ledger.explorer.rows import EventView, event_views
 
+OVER = ("draining", "done", "cancelled", "expired")  # no more rounds start, and slots are vacant
 ROUNDS_PER_PAGE = 12
 LATEST_EVENTS = 12
 MAX_BIDDERS = 256
@@ -50,6 +51,7 @@ class JobPage:
     loss: list[tuple[int, int]]
     chart: LineChart | None
     events: list[EventView]
+    last_workers: int | None  # workers of the last round, of a job that is over
     pruned_below: int  # the height before which its entries and events were pruned; 0 if none were
 
 
@@ -89,16 +91,26 @@ def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPag
         loss=loss,
         chart=loss_chart(loss),
         events=event_views(reader, reader.events(LATEST_EVENTS, job=job_id)),
+        last_workers=last_workers(reader, job),
         pruned_below=pruned_below,
     )
+
+
+def last_workers(reader: Reader, job: Job) -> int | None:
+    """Return how many workers the last round of a job that is over had; None while there may be more rounds."""
+    if job.status not in OVER:
+        return None
+    last = round_views(reader, latest_rounds(reader, job, 2)[:1])  # 2: the job's index is one past its last round
+    return len({unit.worker for view in last for unit in view.units})
 
 
 def summary(spec: JobPost) -> str:
     """Return the job's terms in words."""
     tokens = f" of {number(spec.tokens_per_unit)} tokens" if spec.tokens_per_unit else ""
+    warm = f" (one unit in the first {number(spec.warm_rounds)})" if spec.warm_rounds else ""
     return (
         f"Train {number(spec.parameters)} parameters for {number(spec.rounds)} rounds of {spec.units_per_round} "
-        f"units{tokens} each on {spec.device_class}, drawing from {number(spec.shards)} data shards. "
+        f"units{tokens} each{warm} on {spec.device_class}, drawing from {number(spec.shards)} data shards. "
         f"At least {spec.min_workers} workers must take part. A unit pays at most {credits_text(spec.reserve_price)} "
         f"credits, plus a merit share of {percent(spec.merit_ppm)} of the round's base pay. A worker locks "
         f"{credits_text(spec.unit_bond)} credits per unit, and pay is held for {duration(spec.hold_ms)}."
@@ -115,14 +127,24 @@ def recipe_terms(recipe: Recipe) -> list[tuple[str, str]]:
         ("Inner steps per unit", number(recipe.steps)),
         ("Samples per step", number(recipe.batch)),
         ("Learning rate", f"{recipe.lr_e9 / 1e9:g}"),
+        ("Schedule over the job", schedule(recipe)),
         ("Betas", f"{recipe.beta1_ppm / PPM:g}, {recipe.beta2_ppm / PPM:g}"),
         ("Weight decay", f"{recipe.weight_decay_ppm / PPM:g}"),
         ("Gradient norm limit", clip),
         ("Re-warm-up steps", number(recipe.rewarm_steps)),
+        ("Precision", recipe.precision),
         ("Outer learning rate", f"{recipe.outer_lr_ppm / PPM:g}"),
         ("Outer Nesterov momentum", f"{recipe.outer_momentum_ppm / PPM:g}"),
         ("Update codec", f"{held}, {recipe.codec_bits} bits, blocks of {recipe.codec_block}"),
     ]
+
+
+def schedule(recipe: Recipe) -> str:
+    """Return how the learning rate changes over the whole job, in words."""
+    warmup = f"{number(recipe.warmup_steps)} steps of warm-up, then " if recipe.warmup_steps else ""
+    if recipe.schedule == "constant":
+        return f"{warmup}constant"
+    return f"{warmup}{recipe.schedule} to {percent(recipe.final_lr_ppm)} at step {number(recipe.schedule_steps)}"
 
 
 def deterrence(job: Job) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -12,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from gdf_market.codec import encode
+from contracts.records import Job
+from gdf_market.codec import decode, encode
 from gdf_market.errors import StorageError, UsageError
 from gdf_market.units import CREDIT
 from ledger.explorer import queries
@@ -181,6 +184,56 @@ async def test_job_page_explains_price_loss_and_units(site: httpx.AsyncClient, e
     assert "outbid: asked 3, the slots went at 3" in text
     assert "matches the recorded price" in text
     assert "<polyline" in text
+
+
+async def test_job_page_of_a_job_that_is_over(site: httpx.AsyncClient, example: Example) -> None:
+    over, running = (f"/job/{job}" for job in (example.done_job, example.running_job))
+    assert (await value(site, over))["last_workers"] == 3
+    assert (await value(site, running))["last_workers"] is None
+    text = await page(site, over)
+    assert "Slots filled" not in text
+    assert "<dt>Workers</dt><dd>3<small>in the last round; the job is over</small>" in text
+    assert "Slots filled</dt><dd>3 of 4" in await page(site, running)
+
+
+@pytest.mark.parametrize(
+    ("status", "ending", "tone"),
+    [
+        ("done", "done", "good"),
+        ("draining", "done", "good"),
+        ("cancelled", "cancelled", "warn"),
+        ("running", "", "warn"),
+    ],
+)
+async def test_only_what_went_wrong_is_said_in_yellow(tmp_path: Path, status: str, ending: str, tone: str) -> None:
+    made = build_example(tmp_path / "ledger.db")
+    with contextlib.closing(sqlite3.connect(made.path)) as file, file:
+        key = f"job/{made.done_job}"
+        (raw,) = file.execute("select value from record where key = ?", (key,)).fetchone()
+        job = msgspec.structs.replace(decode(raw, Job), status=status, ending=ending, reason="it says why")
+        file.execute("update record set value = ? where key = ?", (encode(job), key))
+    async with client(made.path) as site:
+        text = await page(site, f"/job/{made.done_job}")
+    assert f'<p class="banner {tone}">it says why</p>' in text
+
+
+async def test_job_page_says_warm_rounds_and_the_recipe(tmp_path: Path) -> None:
+    made = build_example(tmp_path / "ledger.db")
+    with contextlib.closing(sqlite3.connect(made.path)) as file, file:
+        key = f"job/{made.running_job}"
+        (raw,) = file.execute("select value from record where key = ?", (key,)).fetchone()
+        job = decode(raw, Job)
+        changes = {"schedule": "cosine", "schedule_steps": 1_000, "warmup_steps": 30, "precision": "bf16"}
+        recipe = msgspec.structs.replace(job.spec.recipe, **changes)
+        spec = msgspec.structs.replace(job.spec, recipe=recipe, warm_rounds=5)
+        file.execute(
+            "update record set value = ? where key = ?", (encode(msgspec.structs.replace(job, spec=spec)), key)
+        )
+    async with client(made.path) as site:
+        text = await page(site, f"/job/{made.running_job}")
+    for word in ("30 steps of warm-up, then cosine to 0% at step 1,000", "bf16", "one unit in the first 5"):
+        assert word in text
+    assert "(5 rounds × 1 unit + 7 rounds × 4 units)" in text
 
 
 async def test_unit_page_shows_evidence_and_arithmetic(site: httpx.AsyncClient, example: Example) -> None:
