@@ -20,6 +20,7 @@ class _Resources(TypedDict):
     threads: int
     device: str
     memory_bytes: int
+    devices: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,9 @@ class Trainer:
     """An async context manager; its methods raise TrainerError, and a cancelled one kills the runner.
 
     Use: ``async with Trainer(threads=2) as trainer: await trainer.train(...)``.
+
+    ``devices``: units are computed by one process on each of them, which share the threads; ``memory_bytes`` is what
+    one process may take.  Everything else happens on ``device``.
     """
 
     def __init__(
@@ -78,11 +82,12 @@ class Trainer:
         *,
         threads: int = 1,
         device: str = "cpu",
+        devices: tuple[str, ...] = (),
         memory_bytes: int = protocol.DEFAULT_MEMORY_BYTES,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
-        self._resources = _Resources(threads=threads, device=device, memory_bytes=memory_bytes)
+        self._resources = _Resources(threads=threads, device=device, memory_bytes=memory_bytes, devices=devices)
         environment = {"GDF_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
         self._runner = RunnerProcess(command, environment, silence_timeout_s)
 
@@ -157,6 +162,21 @@ class Trainer:
             checkpoint=_text(checkpoint),
         )
         return (await self._runner.ask(message, protocol.EvaluateReply)).loss_e6
+
+    async def statistics(self, program: Path, data: Path, content: Path, checkpoint: Path, *, out: Path) -> int:
+        """Write the running statistics of batch norm that belong to a checkpoint to ``out``, as safetensors.
+
+        Return how many tensors they are.
+        """
+        message = protocol.StatisticsRequest(
+            **self._resources,
+            program=_text(program),
+            data=_text(data),
+            content=_text(content),
+            checkpoint=_text(checkpoint),
+            out=_text(out),
+        )
+        return (await self._runner.ask(message, protocol.StatisticsReply)).tensors
 
     async def probe(
         self, *, program: Path, data: Path, content: Path, checkpoint: Path, recipe: Recipe, steps: int = 5

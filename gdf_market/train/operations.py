@@ -40,6 +40,7 @@ from gdf_market.train.protocol import (
     DataFields,
     EvaluateReply,
     EvaluateRequest,
+    Helped,
     OutcomeReply,
     OutcomeRequest,
     ProbeReply,
@@ -109,6 +110,8 @@ class Operations:
 
     def perform(self, request: AnyRequest) -> object:
         """Return the reply to a request.  Raises a GdfError for what cannot be done."""
+        if self._team.rank > 0:
+            return self._help(request)
         if isinstance(request, TrainRequest):
             return self._train(request)
         if isinstance(request, AuditRequest):
@@ -120,6 +123,15 @@ class Operations:
         if isinstance(request, StatisticsRequest):
             return self._statistics(request)
         return self._probe(request)
+
+    def _help(self, request: AnyRequest) -> Helped:
+        """Compute this process's part of a unit; the first process has the result."""
+        if isinstance(request, ProbeRequest):
+            self._probe(request)
+        else:
+            assert isinstance(request, TrainRequest | AuditRequest)
+            self._run(request, request.poison if isinstance(request, TrainRequest) else "")
+        return Helped()
 
     def _train(self, request: TrainRequest) -> TrainReply:
         started = time.perf_counter()
@@ -174,7 +186,7 @@ class Operations:
             load_parameters(request.checkpoint, program),
             evaluation_batches(manifest, content, size),
             statistics=statistics_batches(manifest, content, size),
-            threads=_threads(request),
+            threads=threads_of(request),
             device=request.device,
         )
         return EvaluateReply(loss_e6=round(loss * 1e6))
@@ -188,7 +200,7 @@ class Operations:
             program,
             load_parameters(request.checkpoint, program),
             statistics_batches(manifest, content, size),
-            threads=_threads(request),
+            threads=threads_of(request),
             device=request.device,
         )
         write(request.out, safetensors.torch.save(found))
@@ -234,7 +246,7 @@ class Operations:
                 recipe,
                 sketch=self._verification.sketch,
                 place=place,
-                threads=_threads(request),
+                threads=threads_of(request),
                 device=request.device,
                 rows=fit.rows,
                 team=self._team,
@@ -277,6 +289,7 @@ class _Unit:
         return cls(request, request.recipe, UnitPlace(), 1, request.recipe.steps)
 
 
-def _threads(request: Request) -> int:
+def threads_of(request: Request) -> int:
+    """Return the threads that a request may use."""
     text = os.environ.get("GDF_THREADS", "")
     return request.threads or (int(text) if text.isdecimal() else 0) or 1

@@ -136,6 +136,12 @@ class ProbeReply(Record, frozen=True, kw_only=True):
     rows: int  # of a batch that are computed at once; 0 for all
 
 
+class Helped(Record, frozen=True, kw_only=True):
+    """Reply of a process that computed its part of a unit whose result another one has."""
+
+    helped: bool = True
+
+
 class Progress(Record, frozen=True, kw_only=True):
     """Step ``progress`` of ``of`` is done."""
 
