@@ -66,7 +66,7 @@ def test_tolerated_leaves_somebody() -> None:
 
 
 def test_the_largest_round_of_the_largest_values_is_exact() -> None:
-    length = (1 << 13) + 3  # two chunks
+    length = (1 << 13) + 3  # many chunks of the Gram matrix
     random = np.random.default_rng(0)
     updates = [VALUE_LIMIT - 1 - random.integers(0, 3, length) for _ in range(64)]
     total, divisor = nnm_trimmed_mean(updates, gram(updates))
@@ -85,7 +85,7 @@ def _by_hand(updates: list[Array], coordinate: int) -> int:
     return sum(sorted(mixed)[25:39])
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 20, 64])
+@pytest.mark.parametrize("count", [1, 3, 8, 64])
 @pytest.mark.parametrize("limit", [3, 2**21 + 1, 2**24, 2**24 + 1, 2**26, VALUE_LIMIT])
 def test_both_widths_equal_the_definition(count: int, limit: int) -> None:
     """Small values take int32 and one product, larger ones int64 and limbs; a chunk of each kind, and a short one."""
