@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
+from gdf_market.train.graph import Node
 from gdf_market.train.interpreter import ProgramModule
 from gdf_market.train.noise import Noise
 from gdf_market.train.program import Floats, Program
@@ -24,12 +25,17 @@ _NOISE = 0.02  # added to weights: a layer that starts at zero would hide what i
 
 def is_separable(program: Program, parameters: Floats, samples: Sequence[torch.Tensor]) -> bool:
     """Measure it at ``parameters`` f32[n] (and near them) on ``samples``, real ones where there are some."""
-    if program.graph.batch:
+    if program.graph.batch or any(_mixes_rows(node) for node in program.graph.train.nodes):
         return False
     generator = np.random.Generator(np.random.PCG64(1))
     moved = parameters + _NOISE * generator.standard_normal(len(parameters)).astype(np.float32)
     module = ProgramModule(program, program.unflatten(moved))
     return all(_agrees(module, trial, given) for given, trial in enumerate(_trials(samples)))
+
+
+def _mixes_rows(node: Node) -> bool:
+    """Batch statistics: how much they matter depends on the weights, that they do is known."""
+    return node.op == "aten.batch_norm.default" and node.args[5] is True
 
 
 def _agrees(module: ProgramModule, samples: list[torch.Tensor], trial: int) -> bool:

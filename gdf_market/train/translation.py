@@ -18,6 +18,7 @@ from gdf_market.train.graph import Forward, GraphInput, Node, Value, write_argum
 from gdf_market.train.operators import ATEN, CREATES, DROPOUT, ITEM
 from gdf_market.train.places import own_name, place_of_node
 from gdf_market.train.tensors import Tensors
+from gdf_market.units import MAX_INT
 
 _INTEGER_OPERATORS = {
     operator.add: "int.add",
@@ -90,6 +91,8 @@ class Translation:
             return self.values[argument.name]
         if isinstance(argument, list | tuple):
             return [self.read(item) for item in argument]
+        if isinstance(argument, int) and argument > MAX_INT:
+            return MAX_INT  # "to the end" of a slice
         return argument
 
     def statistic(self, node: torch.fx.Node) -> tuple[str, Value]:
