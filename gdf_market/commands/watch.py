@@ -44,11 +44,8 @@ class Sight:
         """The sentence about a ledger that does not move, or ""."""
         if not self.still_s or self.progress.ended:
             return ""
-        why = (
-            "the node on this folder runs but gets no block"
-            if self.node_runs
-            else "no node runs on this folder; start one with `gdf-market node run`"
-        )
+        # short enough for 80 columns
+        why = "the node here gets no block" if self.node_runs else "no node here (`gdf-market node run`)"
         return f"the ledger has not moved for {duration(self.still_s)}: {why}"
 
     def changes(self) -> dict[str, object]:

@@ -112,12 +112,14 @@ def test_the_view_is_drawn_without_colour_and_with_the_text_of_others_as_it_is(e
     assert UNICODE.point in shown
 
 
-@pytest.mark.parametrize(("runs", "word"), [(False, "no node runs on this folder"), (True, "runs but gets no block")])
+@pytest.mark.parametrize(
+    ("runs", "word"), [(False, "no node here (`gdf-market node run`)"), (True, "the node here gets no block")]
+)
 def test_a_ledger_that_stands_still_is_said(example: Example, runs: bool, word: str) -> None:
     still = replace(sight(example, still_s=125), node_runs=runs)
     assert "has not moved for 2 min 05 s: " in still.stillness
     assert word in still.stillness
-    assert any(word in line for line in view(still, 200, 23))
+    assert any(word in line for line in view(still, 80, 23))
     assert word in sentence(still)
     assert sight(example).stillness == ""
 
