@@ -32,14 +32,9 @@ from gdf_market.units import PPM
 DURATIONS = ("bid_ms", "work_ms", "reveal_ms", "receipt_ms", "result_ms", "audit_ms", "hold_ms")
 
 
-def compute_units(spec: JobPost) -> int:
-    """Return the units of a job in which every round has all of them; a warm round has one."""
-    return spec.warm_rounds + (spec.rounds - spec.warm_rounds) * spec.units_per_round
-
-
 def escrow_of(spec: JobPost) -> tuple[int, int]:
     """Return what a job locks at its post, in micro-credits: for pay and merit, and for audits."""
-    pay = compute_units(spec) * spec.reserve_price
+    pay = spec.most_units() * spec.reserve_price
     return pay + -(-pay * spec.merit_ppm // PPM), spec.audit_budget
 
 

@@ -121,6 +121,10 @@ class JobPost(Body, frozen=True, kw_only=True, tag="job_post"):
     hold_ms: Positive  # pay is held this long after its round settled
     deadline_ms: UInt  # block time at which the job expires whatever happened
 
+    def most_units(self) -> int:
+        """Return the units of the job if every round has all of its own; a warm round has one."""
+        return self.warm_rounds + (self.rounds - self.warm_rounds) * self.units_per_round
+
 
 class JobCancel(Body, frozen=True, kw_only=True, tag="job_cancel"):
     """The owner ends its job; rounds under way still settle."""

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from contracts.jobs import compute_units
 from contracts.records import Job
 from gdf_market.messages import JobPost
 from gdf_market.units import PPM
@@ -105,7 +104,7 @@ BONDS = Pots(
 
 def job_budget(spec: JobPost) -> Budget:
     """Return the escrow that the rules lock for a job."""
-    base = compute_units(spec) * spec.reserve_price
+    base = spec.most_units() * spec.reserve_price
     return Budget(base, -(-base * spec.merit_ppm // PPM), spec.audit_budget)
 
 

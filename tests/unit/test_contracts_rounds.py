@@ -3,7 +3,7 @@
 import pytest
 
 from contracts.draws import compute_audit_chance_ppm
-from contracts.jobs import compute_units, escrow_of
+from contracts.jobs import escrow_of
 from contracts.records import Round
 from contracts.rounds import get_recipe
 from contracts.settle import compute_merit
@@ -532,7 +532,7 @@ def test_warm_rounds_have_one_unit_whose_update_counts_in_full() -> None:
     job = start(world, "w1", "w2", "w3", units_per_round=3, rounds=3, warm_rounds=2)
     cast_all(world, "w1", "w2", "w3")
     spec = world.job(job).spec
-    assert compute_units(spec) == 2 + 3
+    assert spec.most_units() == 2 + 3
     assert escrow_of(spec)[0] == (2 + 3) * spec.reserve_price * (PPM + spec.merit_ppm) // PPM
     play_to_end(world)
     rounds = [world.round(job, index) for index in range(3)]

@@ -49,7 +49,7 @@ FACADE = "gdf_market/__init__.py"  # offers what owners import, loaded when it i
 # sans-I/O cores; in ledger/ every file is one unless it is named as disk
 LEDGER_DISK = {
     *("store.py", "tables.py", "rows.py", "reading.py", "serving.py"),
-    *("export.py", "importing.py", "prove.py", "compare.py"),
+    *("export.py", "importing.py", "opening.py", "prove.py", "compare.py"),
 }
 KERNEL_PURE = ("errors", "units", "codec", "identity", "messages", "vrf", "merkle")  # keystore is disk
 NOT_IN_CORES = {
