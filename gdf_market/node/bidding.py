@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import structlog
 import trio
@@ -15,15 +16,16 @@ from gdf_market.book.match import Capabilities
 from gdf_market.codec import encode
 from gdf_market.errors import GdfError, LocalError
 from gdf_market.messages import Bid, JobPost
-from gdf_market.node.context import NodeContext
+from gdf_market.node.context import JobFiles, NodeContext
 from gdf_market.node.ledger_service import now_ms
+from gdf_market.node.runner_process import RequestFailedError
+from gdf_market.train.sizing import units_that_fit
 from gdf_market.units import SECOND_MS, format_credits
 
 PROBE_STEPS = 3
 PROBE_S = 120.0  # a probe holds up this node's own units: a program that needs longer is left to faster machines
-WORK_SHARE = 0.8  # units must fit in this share of the work phase
 RETRY_MS = 5_000  # pause after a failure
-SLOW_RETRY_MS = 60_000  # ... after a probe that took too long; doubled each time
+SLOW_RETRY_MS = 60_000  # ... after a probe that took too long, or that this machine cannot run; doubled each time
 MAX_RETRY_MS = 3_600_000
 MAX_KNOWN = 1_024
 MAX_BIDDING = 32  # jobs under consideration at once
@@ -36,6 +38,10 @@ class TooSlowHereError(LocalError):
     """The job's program runs too slowly on this machine (now) to be measured."""
 
 
+class RefusedHereError(LocalError):
+    """The job's program is none that this machine can run, for lack of memory for example."""
+
+
 class Bidder:
     """Decides per job; ``reasons`` maps a job to why this node has no bid on it."""
 
@@ -45,7 +51,7 @@ class Bidder:
         self._bidding: set[str] = set()
         self._prefetching: set[str] = set()
         self._retry: dict[str, int] = {}  # job -> when it may be tried again
-        self._slow: dict[str, int] = {}  # job -> pause after the last probe that took too long
+        self._slow: dict[str, int] = {}  # job -> pause after the last probe that gave no figure
         self._offered: dict[str, float] = {}  # job -> seconds per round of a bid that is not final yet
         self.reasons: dict[str, str] = {}
 
@@ -93,7 +99,7 @@ class Bidder:
             log.info("not now", job=job_id[:16], error=str(error))
             self.reasons[job_id] = str(error)
             pause_ms = RETRY_MS
-            if isinstance(error, TooSlowHereError):
+            if isinstance(error, TooSlowHereError | RefusedHereError):
                 pause_ms = self._slow[job_id] = min(2 * self._slow.get(job_id, SLOW_RETRY_MS // 2), MAX_RETRY_MS)
             self._retry[job_id] = now_ms() + pause_ms
         finally:
@@ -135,8 +141,14 @@ class Bidder:
             checkpoint = await self._context.bulk.fetch(spec.checkpoint, max_bytes=8 * spec.parameters + 4_096)
             if len(self._ready) >= MAX_KNOWN:
                 self._ready.clear()
-            with trio.move_on_after(PROBE_S) as scope:
-                self._ready[key] = await self._context.trainer.probe(
+            self._ready[key] = await self._probe(spec, files, checkpoint)
+        return self._ready[key]
+
+    async def _probe(self, spec: JobPost, files: JobFiles, checkpoint: Path) -> float:
+        """Return the seconds of a step as this node runs it: on all its devices, and in parts where memory is short."""
+        with trio.move_on_after(PROBE_S):
+            try:
+                return await self._context.trainer.probe(
                     program=files.program,
                     data=files.data,
                     content=files.content,
@@ -144,9 +156,9 @@ class Bidder:
                     recipe=spec.recipe,
                     steps=PROBE_STEPS,
                 )
-            if scope.cancelled_caught:
-                raise TooSlowHereError(f"{PROBE_STEPS} steps of it were not done within {PROBE_S:.0f} s here")
-        return self._ready[key]
+            except RequestFailedError as error:
+                raise RefusedHereError(f"cannot be run here: {error}") from error
+        raise TooSlowHereError(f"{PROBE_STEPS} steps of it were not done within {PROBE_S:.0f} s here")
 
     async def _consider(self, job_id: str) -> None:
         context = self._context
@@ -180,9 +192,7 @@ class Bidder:
     def _units_that_fit(self, job: Job, step_s: float) -> int:
         """Return how many units of the job this node can do in a round, beside the units it bid for elsewhere."""
         spec = job.spec
-        unit_s = max(step_s * spec.recipe.steps, 1e-3)
-        free_s = WORK_SHARE * spec.work_ms / SECOND_MS - self._promised_s(job.id)
-        possible = max(0, int(free_s / unit_s))
+        possible = units_that_fit(step_s * spec.recipe.steps, spec.work_ms / SECOND_MS, self._promised_s(job.id))
         affordable = self._bondable(job.id) // spec.unit_bond if spec.unit_bond else possible
         return min(self._context.settings.units, spec.units_per_round, possible, affordable)
 

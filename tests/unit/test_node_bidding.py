@@ -15,6 +15,7 @@ from gdf_market.messages import Bid
 from gdf_market.node import bidding as module
 from gdf_market.node.bidding import Bidder
 from gdf_market.node.ledger_service import NotFinalError
+from gdf_market.node.runner_process import RequestFailedError
 from gdf_market.units import CREDIT
 from tests.contracts_world import STEPS, World, key_of, make_world, post, text_hash
 from tests.node_kit import Kit, make_kit, turn
@@ -171,6 +172,25 @@ async def test_a_program_that_hangs_holds_the_runner_up_less_and_less_often(
         await act(bidder)
     assert pauses[:3] == [60_000, 120_000, 240_000]
     assert pauses[-1] == module.MAX_RETRY_MS
+
+
+async def test_a_program_that_does_not_fit_here_is_refused_with_the_reason(
+    world: World, kit: Kit, bidder: Bidder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def probe(**_: object) -> float:
+        kit.trainer.calls["probe"] += 1
+        await trio.lowlevel.checkpoint()
+        raise RequestFailedError("not even one row of a batch fits", "OversizedError")
+
+    monkeypatch.setattr(kit.trainer, "probe", probe)
+    job = posted(kit)
+    await act(bidder)
+    assert bidder.reasons == {job: "cannot be run here: not even one row of a batch fits"}
+    assert kit.ledger.entries == []
+    world.time_ms += module.RETRY_MS
+    await act(bidder)
+    assert kit.trainer.calls["probe"] == 1  # it will not fit in five seconds, either
+    assert bidder._retry[job] - world.time_ms == module.SLOW_RETRY_MS - module.RETRY_MS
 
 
 async def test_orders_are_prefetched_a_few_at_a_time_and_do_not_hold_jobs_up(

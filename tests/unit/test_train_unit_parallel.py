@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def probe_fields(unit: UnitRequest) -> dict[str, Any]:
 
 @pytest.mark.e2e
 def test_a_process_that_dies_ends_the_unit_and_the_next_one_works(unit: UnitRequest, tmp_path: Path) -> None:
-    processes = []
+    processes: list[subprocess.Popen[bytes]] = []
 
     def kill_one(done: int, _of: int) -> None:
         if not processes:
@@ -115,7 +116,8 @@ async def test_no_process_outlives_its_runner(unit: UnitRequest, tmp_path: Path)
         helpers = runner.children(recursive=True)
         assert len(helpers) == 2
         runner.kill()  # as a machine that runs out of memory does
-        await trio.to_thread.run_sync(lambda: [wait_for_end(process) for process in helpers])
+        for process in helpers:
+            await trio.to_thread.run_sync(wait_for_end, process)
 
 
 def wait_for_end(process: psutil.Process) -> None:
