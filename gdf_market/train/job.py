@@ -96,6 +96,7 @@ class Job:
         self._check_choices()
         self._check_integers()
         self._check_numbers()
+        assert isinstance(self.groups, list)  # read once, so that an unusable group is refused here
         self._check_data()
 
     def _check_choices(self) -> None:
@@ -159,6 +160,14 @@ class Job:
                     f"context={self.context}; give more data"
                 ),
             )
+        unknown = [name for name in data.names or ("0",) if name not in self._accepted]
+        ensure(
+            not (self._accepted and unknown),
+            UsageError(
+                "data has no names, or other ones than the model's forward; give a Hugging Face model rows as dicts with "
+                "input_ids and labels (it moves labels by one itself)"
+            ),
+        )
         ensure(
             self.loss is None or len(self.field_types) > 1,
             UsageError("data has one field, and loss=... needs a target, too; give (inputs, targets)"),
@@ -194,7 +203,7 @@ class Job:
     @property
     def names(self) -> tuple[str, ...]:
         """The names under which the model gets the fields; empty where it gets them in order."""
-        return self.dataset.names if self._accepted and self.dataset.kind == "rows" else ()
+        return self.dataset.names if self._accepted else ()
 
     @property
     def field_types(self) -> list[tuple[str, tuple[int, ...]]]:
