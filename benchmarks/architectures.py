@@ -695,13 +695,13 @@ class GAT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.project, self.out = nn.Linear(8, 16, bias=False), nn.Linear(16, 3)
-        self.left, self.right = nn.Linear(16, 1), nn.Linear(16, 1)
+        self.left, self.right, self.drop = nn.Linear(16, 1), nn.Linear(16, 1), nn.Dropout(0.1)
 
     def forward(self, x: torch.Tensor, adjacency: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         h = self.project(x)
         scores = F.leaky_relu(self.left(h) + self.right(h).transpose(1, 2), 0.2)
         near = (adjacency + torch.eye(adjacency.shape[-1])) > 0
-        attention = F.dropout(torch.softmax(torch.where(near, scores, -9e15), -1), 0.1, self.training)
+        attention = self.drop(torch.softmax(torch.where(near, scores, -9e15), -1))
         return F.cross_entropy(self.out(F.elu(attention @ h)).flatten(0, 1), labels.flatten())
 
 
@@ -879,12 +879,12 @@ def gpt() -> Case:
 class LoRA(nn.Module):
     def __init__(self, base: nn.Linear, rank: int = 2) -> None:
         super().__init__()
-        self.base = base.requires_grad_(False)
+        self.base, self.drop = base.requires_grad_(False), nn.Dropout(0.05)
         self.a = nn.Parameter(torch.randn(rank, base.in_features) * 0.1)
         self.b = nn.Parameter(torch.zeros(base.out_features, rank))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + F.dropout(x, 0.05, self.training) @ self.a.T @ self.b.T
+        return self.base(x) + self.drop(x) @ self.a.T @ self.b.T
 
 
 @case("LoRA on a frozen base")

@@ -1,9 +1,9 @@
 """Which models become programs, whether they train the same, and how fast: ``python -m benchmarks.train_capture``.
 
 Each architecture is captured as it is, sent through bytes, and trained three steps next to the eager module from the
-same weights, with dropout off on both sides (two masks of dropout cannot be compared) and batch norm on.  The largest difference between
-the two losses, relative to the eager one, is printed; then the ratio of step times, eager over program, so that more
-than 1 means that the program is faster.
+same weights, with dropout off on both sides (two masks of dropout cannot be compared) and batch norm on.  The largest
+difference between the two losses, relative to the eager one, is printed; then the ratio of step times, eager over
+program, so that more than 1 means that the program is faster.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
@@ -53,6 +54,23 @@ class _Meter:
             self.used_bytes <= self.limit_bytes,
             OversizedError(f"the program takes {self.used_bytes:,} bytes; at most {self.limit_bytes:,} are given"),
         )
+
+
+class _Inside(TorchDispatchMode):
+    """Looks into operators that are made of others: what they hold in between has to fit as well."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self._limit_bytes = limit_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                size = tensor.numel() * tensor.element_size()
+                limit = self._limit_bytes
+                ensure(size <= limit, OversizedError(f"an operator takes {size:,} bytes; at most {limit:,} are given"))
+        return result
 
 
 @dataclass
@@ -109,9 +127,11 @@ def _measure(program: Program, rows: int, meter: _Meter, state_bytes: int, parts
     samples = [torch.empty((rows, *s.shape), dtype=DTYPES[s.dtype], device="meta") for s in graph.samples]
     meter(samples)
     module = ProgramModule(program, weights, "meta")
-    module.run_all(graph.train, *samples, watch=meter)  # first: nodes that no loss needs are looked at as well
+    with _Inside(meter.limit_bytes):  # first: nodes that no loss needs are looked at as well
+        module.run_all(graph.train, *samples, watch=meter)
+        if graph.evaluate is not None:
+            module.run_all(graph.evaluate, *samples, watch=_Meter(meter.limit_bytes, 0))
     if graph.evaluate is not None:
-        module.run_all(graph.evaluate, *samples, watch=_Meter(meter.limit_bytes, 0))
         _check_loss(module.evaluate(*samples))
     given = [*module.weights, *samples]
     kept = _Kept({tensor.untyped_storage()._cdata for tensor in given})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -67,6 +68,16 @@ def _integer_indices(named: Named) -> None:
         ensure(whole, MalformedError("an index that is no integer tensor: its size would depend on values"))
 
 
+def _no_outer_product(named: Named) -> None:
+    """A loss of [n, 1] and [1, m] holds n * m values on its way to one, which its result does not show."""
+    given = [value for value in named.values() if isinstance(value, torch.Tensor)]
+    whole = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+    ensure(
+        math.prod(whole) <= max(tensor.numel() for tensor in given),
+        MalformedError("a loss of tensors that fit only when both are expanded"),
+    )
+
+
 def _few_pieces(size_of: Callable[[Named], int]) -> Callable[[Named], None]:
     def check(named: Named) -> None:
         pieces = size_of(named)
@@ -81,6 +92,10 @@ def _split_pieces(named: Named) -> int:
     return int(-(-named["self"].shape[named["dim"]] // size))
 
 
+_ELEMENTWISE_LOSSES = (
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss", "kl_div"),
+    *("l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss"),
+)
 _RULES: dict[str, Callable[[Named], None]] = {
     "aten.scaled_dot_product_attention.default": _no_dropout,
     "aten.lstm.input": _no_layer_dropout,
@@ -89,6 +104,7 @@ _RULES: dict[str, Callable[[Named], None]] = {
     "aten.rnn_relu.input": _no_layer_dropout,
     "aten.batch_norm.default": _no_updates,
     "aten.instance_norm.default": _no_updates,
+    **{f"aten.{name}.default": _no_outer_product for name in _ELEMENTWISE_LOSSES},
     "aten.embedding.default": _dense,
     "aten.one_hot.default": _fixed_classes,
     "aten.index.Tensor": _integer_indices,

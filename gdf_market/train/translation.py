@@ -147,7 +147,8 @@ class Translation:
         if not node.users or name.startswith(("aten.empty", "aten.new_empty")):
             # computes nothing that is used (assertions of export are such nodes), or memory without values, which
             # ``expand`` turns into a full tensor where it is filled
-            if node.users and not all(str(user.target).startswith("aten.fill.Scalar") for user in node.users):
+            # ``_refuse`` has more to say about random numbers that are put into it
+            if node.users and not all(_is_random(user) or operator_name(user.target) == _FILL for user in node.users):
                 raise _refused(name, node, "memory without values; use torch.zeros")
             return
         try:
@@ -169,10 +170,7 @@ class Translation:
         return self.emit(name, *self.read(args), **{key: self.read(value) for key, value in given.items()})
 
     def _refuse(self, name: str, node: torch.fx.Node) -> None:
-        random = isinstance(node.target, torch._ops.OpOverload) and (
-            torch.Tag.nondeterministic_seeded in node.target.tags
-        )
-        if random and name not in ATEN and "dropout" not in name:
+        if _is_random(node) and name not in ATEN and "dropout" not in name:
             raise UsageError(
                 f"{name} draws random numbers{place_of_node(node)}; auditors could not repeat the unit. Dropout "
                 "(nn.Dropout, F.dropout, attention's dropout_p) is the one kind of randomness that a program has: give "
@@ -200,6 +198,7 @@ class Translation:
         return value
 
 
+_FILL = "aten.fill.Scalar"
 _DROPPED = {"layout", "pin_memory", "non_blocking"}  # how memory is laid out or copied changes no value
 
 
@@ -212,6 +211,11 @@ def operator_name(target: Any) -> str:
 def drops(forward: Forward) -> bool:
     """Say whether a pass has dropout."""
     return any(node.op == DROPOUT for node in forward.nodes)
+
+
+def _is_random(node: torch.fx.Node) -> bool:
+    target = node.target
+    return isinstance(target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _is_mask(index: Any) -> bool:

@@ -163,6 +163,32 @@ def test_sizes_are_refused_before_memory_is_taken(node: Node) -> None:
         read(with_node(node))
 
 
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        # 2**25 values each, and 2**50 between the two: a loss that expands both, and an operator made of others
+        (call("aten.mse_loss.default", value(11), value(12)),),
+        (call("aten.cosine_similarity.default", value(11), value(12), -1),),
+    ],
+)
+def test_what_an_operator_holds_on_its_way_is_bounded(nodes: tuple[Node, ...]) -> None:
+    column = call("aten.expand.default", value(10), [2**25, 1])
+    row = call("aten.expand.default", value(10), [1, 2**25])
+    with pytest.raises(PeerError, match=r"an operator takes|expanded"):
+        read(with_node(column, row, *nodes))
+
+
+def test_expected_memory_counts_what_autograd_keeps_and_the_optimizer() -> None:
+    made = program()
+    adamw, sgd = dry_run(made, 4), dry_run(made, 4, inner="sgd")
+    assert adamw.expected_bytes - sgd.expected_bytes == 4 * made.size
+    assert dry_run(made, 64, micro_batch=4).expected_bytes == adamw.expected_bytes
+    assert dry_run(made, 4, precision="bf16").expected_bytes < adamw.expected_bytes < adamw.memory_bytes + 8 * made.size
+    # the head's product: forward, and backward twice; two operations for each of width * vocab * tokens
+    assert adamw.flops == 3 * 2 * 8 * VOCAB * 4 * CONTEXT
+    assert dry_run(made, 64, micro_batch=4).flops == 16 * adamw.flops
+
+
 def test_the_memory_budget_counts_all_values() -> None:
     node = call("aten.expand.default", value(10), [1_000_000])
     made = Program(with_node(node), program().constants)
