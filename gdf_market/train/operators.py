@@ -64,7 +64,8 @@ new_full.default new_ones.default new_zeros.default ones.default ones_like.defau
 zeros_like.default
 """
 _LAYER = """
-_native_batch_norm_legit_no_training.default _weight_norm.default adaptive_avg_pool1d.default adaptive_avg_pool2d.default
+_native_batch_norm_legit_no_training.default _weight_norm.default adaptive_avg_pool1d.default
+adaptive_avg_pool2d.default
 adaptive_max_pool1d.default adaptive_max_pool2d.default addbmm.default addmm.default addmv.default avg_pool1d.default
 avg_pool2d.default avg_pool3d.default baddbmm.default batch_norm.default bilinear.default bmm.default
 constant_pad_nd.default conv1d.default conv1d.padding conv2d.default conv2d.padding conv3d.default
