@@ -164,8 +164,8 @@ class Job:
         ensure(
             not (self._accepted and unknown),
             UsageError(
-                "data has no names, or other ones than the model's forward; give a Hugging Face model rows as dicts with "
-                "input_ids and labels (it moves labels by one itself)"
+                "data has no names, or other ones than the model's forward; give a Hugging Face model rows as dicts "
+                "with input_ids and labels (it moves labels by one itself)"
             ),
         )
         ensure(
