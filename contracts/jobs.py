@@ -13,6 +13,8 @@ from contracts.auction import process_auction, process_bid_closed
 from contracts.audits import process_audit, process_target, process_targets_named
 from contracts.disputes import process_dispute
 from contracts.parameters import (
+    BF16_BITS,
+    BF16_STEPS,
     DEVICE_CLASSES,
     MAX_ACTIVE_JOBS,
     MAX_ACTIVE_JOBS_PER_AUTHOR,
@@ -77,6 +79,7 @@ def _check_terms(draft: Draft, spec: JobPost) -> None:
         spec.device_class in DEVICE_CLASSES,
         RuleError(f"device class {spec.device_class} has no verdict thresholds; known are {', '.join(DEVICE_CLASSES)}"),
     )
+    _check_precision(spec)
     ensure(
         spec.min_workers <= spec.units_per_round,
         RuleError(f"{spec.min_workers} workers cannot share {spec.units_per_round} units per round; lower min_workers"),
@@ -92,6 +95,24 @@ def _check_terms(draft: Draft, spec: JobPost) -> None:
     for name in DURATIONS:
         duration = getattr(spec, name)
         ensure(duration <= MAX_PHASE_MS, RuleError(f"{name} is {duration}; at most {MAX_PHASE_MS} is allowed"))
+
+
+def _check_precision(spec: JobPost) -> None:
+    """Refuse recipes whose honest reruns could not be told from cheats in their device class (docs/adr/0004)."""
+    recipe = spec.recipe
+    ensure(
+        spec.device_class.endswith(f"-{recipe.precision}"),
+        RuleError(f"a recipe of {recipe.precision} is not for device class {spec.device_class}; name one of its own"),
+    )
+    if recipe.precision == "bf16":
+        ensure(
+            recipe.codec_bits >= BF16_BITS and recipe.codec_density_ppm == PPM,
+            RuleError(f"updates of bf16 units need all values at {BF16_BITS} bits, not {recipe.codec_bits}"),
+        )
+        ensure(
+            recipe.steps <= BF16_STEPS,
+            RuleError(f"bf16 units have at most {BF16_STEPS} steps, not {recipe.steps}: longer ones drift apart"),
+        )
 
 
 def process_job_cancel(draft: Draft, body: JobCancel) -> None:

@@ -93,7 +93,7 @@ def test_openings_beyond_the_last_step_or_twice_are_refused() -> None:
         check_openings(open_steps(SKETCHES, (4,)) * 2, ROOT, 7)
 
 
-@pytest.mark.parametrize("device_class", DEVICE_CLASSES)
+@pytest.mark.parametrize("device_class", ["cpu-fp32", "cuda-fp32"])
 @pytest.mark.parametrize(
     ("excess", "distance", "expected"),
     [
@@ -111,8 +111,14 @@ def test_verdict(device_class: str, excess: int, distance: int, expected: str) -
     assert verdict(device_class, excess, distance) == expected
 
 
+def test_bfloat16_is_judged_more_widely() -> None:
+    assert verdict("cpu-bf16", 30_000_000, 40_000_000) == "pass"
+    assert verdict("cpu-bf16", 30_000_001, 0) == verdict("cpu-bf16", 0, 80_000_000) == "grey"
+    assert verdict("cpu-bf16", 40_000_001, 0) == verdict("cpu-bf16", 0, 80_000_001) == "fail"
+
+
 def test_an_unknown_device_class_has_no_verdict() -> None:
-    assert DEVICE_CLASSES == ("cpu-fp32", "cuda-fp32")
+    assert DEVICE_CLASSES == ("cpu-fp32", "cuda-fp32", "cpu-bf16")
     with pytest.raises(KeyError):
         thresholds("cuda-bf16")
 

@@ -1,5 +1,6 @@
 """Posting, cancelling and ending jobs, and the escrow."""
 
+import msgspec
 import pytest
 
 from contracts.jobs import DURATIONS, escrow_of
@@ -65,7 +66,7 @@ def test_post_takes_exactly_the_balance_but_not_more() -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device_class": "cuda-bf16"}, "no verdict thresholds; known are cpu-fp32, cuda-fp32"),
+        ({"device_class": "cuda-bf16"}, "no verdict thresholds; known are cpu-fp32, cuda-fp32, cpu-bf16"),
         ({"min_workers": 3, "units_per_round": 2}, "3 workers cannot share 2 units"),
         ({"rounds": 10_000, "units_per_round": 64}, "the job's escrow takes"),
         ({"name": "nobody"}, "has 0"),
@@ -74,6 +75,27 @@ def test_post_takes_exactly_the_balance_but_not_more() -> None:
 def test_post_refuses(changes: dict[str, object], reason: str) -> None:
     world = make_world()
     world.refuse(world.job_entry(**changes), reason)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("device_class", "changes", "reason"),
+    [
+        ("cpu-fp32", {"precision": "bf16", "codec_bits": 8}, "a recipe of bf16 is not for device class cpu-fp32"),
+        ("cpu-bf16", {"codec_bits": 8}, "a recipe of fp32 is not for device class cpu-bf16"),
+        ("cpu-bf16", {"precision": "bf16", "codec_bits": 7}, "need all values at 8 bits, not 7"),
+        ("cpu-bf16", {"precision": "bf16", "codec_bits": 8, "codec_density_ppm": 1}, "need all values"),
+        ("cpu-bf16", {"precision": "bf16", "codec_bits": 8, "steps": 101}, "at most 100 steps, not 101"),
+    ],
+)
+def test_a_recipes_precision_is_that_of_its_device_class(
+    device_class: str, changes: dict[str, object], reason: str
+) -> None:
+    world = make_world()
+    recipe = world.job_fields()["recipe"]
+    refused = msgspec.structs.replace(recipe, **changes)  # type: ignore[type-var]
+    world.refuse(world.job_entry(device_class=device_class, recipe=refused), reason)
+    taken = msgspec.structs.replace(recipe, precision="bf16", codec_bits=8, steps=100)  # type: ignore[type-var]
+    post(world, device_class="cpu-bf16", recipe=taken)
 
 
 @pytest.mark.parametrize("name", DURATIONS)
