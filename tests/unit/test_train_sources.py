@@ -424,3 +424,25 @@ def test_fields_that_no_writer_makes(change: dict[str, Any]) -> None:
     manifest = DataManifest(kind="rows", content="0" * 64, count=4, train=3, fields=(Field(**given),))
     with pytest.raises(MalformedError, match="stored as"):
         check_manifest(manifest, 1)
+
+
+def test_files_whose_values_are_outside_their_field(tmp_path: Path) -> None:
+    from gdf_market.errors import MalformedError
+
+    data = read_source((np.arange(20, dtype=np.float32) + 0.5, np.arange(20), np.arange(20) > 3))
+    manifest, path = data.manifest("0" * 64, 1), tmp_path / "content"
+    good = data.to_bytes()
+    path.write_bytes(good)
+    assert load_content(path, manifest).columns[1].dtype == np.uint8
+    for place, byte, message in (
+        (80, 20, "field 1: 20 is outside 0 to 19"),
+        (100, 2, "no booleans"),
+        (3, 255, "finite"),
+    ):
+        bad = bytearray(good)
+        bad[place] = byte
+        if message == "finite":
+            bad[2] = 128  # the top bits of an infinite float32
+        path.write_bytes(bytes(bad))
+        with pytest.raises(MalformedError, match=message):
+            load_content(path, manifest)
