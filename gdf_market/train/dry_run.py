@@ -56,11 +56,11 @@ class _Meter:
         )
 
 
-class _Inside(TorchDispatchMode):
+class _Inside(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Looks into operators that are made of others: what they hold in between has to fit as well."""
 
     def __init__(self, limit_bytes: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._limit_bytes = limit_bytes
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

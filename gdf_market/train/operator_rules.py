@@ -71,7 +71,7 @@ def _integer_indices(named: Named) -> None:
 def _no_outer_product(named: Named) -> None:
     """A loss of [n, 1] and [1, m] holds n * m values on its way to one, which its result does not show."""
     given = [value for value in named.values() if isinstance(value, torch.Tensor)]
-    whole = torch.broadcast_shapes(*(tensor.shape for tensor in given))
+    whole = torch.broadcast_shapes(*(tensor.shape for tensor in given))  # type: ignore[no-untyped-call]
     ensure(
         math.prod(whole) <= max(tensor.numel() for tensor in given),
         MalformedError("a loss of tensors that fit only when both are expanded"),
