@@ -68,6 +68,9 @@ async def test_two_runners_with_other_threads_agree(unit: UnitRequest, tmp_path:
         before = await one.evaluate(unit.program, unit.data, unit.content, unit.checkpoint)
         after = await one.evaluate(unit.program, unit.data, unit.content, tmp_path / "one")
         assert after < before
+        files = (unit.program, unit.data, unit.content, unit.checkpoint)
+        assert await one.statistics(*files, out=tmp_path / "statistics") == 0  # a program without any
+        assert (tmp_path / "statistics").exists()
         step_s = await one.probe(
             program=unit.program, data=unit.data, content=unit.content, checkpoint=unit.checkpoint, recipe=unit.recipe
         )
