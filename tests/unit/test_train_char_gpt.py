@@ -45,7 +45,7 @@ def test_what_is_posted_describes_the_job(job: Job, prepared: Prepared) -> None:
     assert prepared.parameters == sum(parameter.numel() for parameter in job.model.parameters())
     assert prepared.tokens_per_unit == 20 * 8 * 16
     manifest = prepared.manifest("0" * 64)
-    assert len(prepared.content) == 2 * manifest.count
+    assert prepared.dataset.size_bytes == len(prepared.dataset.to_bytes()) == 2 * manifest.count
     assert manifest.vocab == 103
     assert manifest.context == 16
     assert Program.from_bytes(prepared.program).graph.batch == 0
@@ -83,3 +83,33 @@ def test_validation_loss_falls_over_three_rounds(job: Job, prepared: Prepared) -
     assert losses[-1] < losses[0] - 0.5
     restored = safetensors.torch.load(to_safetensors(program, checkpoint))
     job.model.load_state_dict(restored)  # the owner gets its own model back
+
+
+@pytest.mark.parametrize("name", ["cnn", "lora"])
+def test_the_other_examples_train_and_come_back(name: str) -> None:
+    job = load_job(EXAMPLE.with_name(f"{name}.py"))
+    ready = prepare(job)
+    program = Program.from_bytes(ready.program)
+    trained = sum(parameter.numel() for parameter in job.model.parameters() if parameter.requires_grad)
+    assert ready.parameters == trained
+    parameters, _ = unpack(ready.checkpoint, program.size)
+    batches = unit_batches(
+        ready.manifest("0" * 64),
+        job.dataset.content,
+        job=JOB_ID,
+        round_index=0,
+        shard=0,
+        shards=16,
+        steps=ready.recipe.steps,
+        batch=ready.recipe.batch,
+    )
+    unit = run_unit(program, parameters, batches, ready.recipe, sketch=sketch)
+    assert unit.loss_last < 0.8 * unit.loss_first
+    moved = pack(parameters - unit.delta, np.zeros_like(parameters))
+    job.model.load_state_dict(safetensors.torch.load(to_safetensors(program, moved)))
+
+
+def test_only_the_adapters_travel() -> None:
+    job = load_job(EXAMPLE.with_name("lora.py"))
+    names = {parameter.name for parameter in Program.from_bytes(prepare(job).program).graph.parameters}
+    assert {name.rsplit(".", 1)[1] for name in names} == {"down", "up"}
