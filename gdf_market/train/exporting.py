@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
@@ -95,7 +96,7 @@ def export_fixed(wrapped: nn.Module, samples: tuple[torch.Tensor, ...]) -> Expor
 
 def _export(wrapped: nn.Module, samples: tuple[torch.Tensor, ...], dynamic: Any) -> ExportedProgram:
     refused: list[UsageError] = []
-    with _quiet(), _no_fast_path(), _no_custom_gradients(refused), _fixed_momentum(wrapped):
+    with _quiet(), _no_fast_path(), _no_mask_detection(), _no_custom_gradients(refused), _fixed_momentum(wrapped):
         try:
             exported = torch.export.export(wrapped, samples, dynamic_shapes=dynamic, strict=False)
             inline_regions(exported.graph_module)
@@ -118,7 +119,8 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
-        with warnings.catch_warnings():
+        silent = io.StringIO()  # torch prints the graph of a failed attempt
+        with warnings.catch_warnings(), contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -134,6 +136,24 @@ def _no_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _no_mask_detection() -> Iterator[None]:
+    """nn.TransformerEncoder looks whether a mask is the causal one, by its values; as a mask it means the same."""
+    place, name = nn.modules.transformer, "_detect_is_causal_mask"
+    original = getattr(place, name, None)
+
+    def given(mask: torch.Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+        return is_causal is True
+
+    if original is not None:
+        setattr(place, name, given)
+    try:
+        yield
+    finally:
+        if original is not None:
+            setattr(place, name, original)
 
 
 @contextlib.contextmanager

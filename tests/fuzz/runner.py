@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from tests.fuzz.draw import Draw, Target
 from tests.fuzz.ledger_targets import TARGETS as LEDGER
 from tests.fuzz.node_targets import TARGETS as NODE
+from tests.fuzz.program_targets import TARGETS as PROGRAM
 
-TARGETS: dict[str, Target] = {target.name: target for target in (*LEDGER, *NODE)}
+TARGETS: dict[str, Target] = {target.name: target for target in (*LEDGER, *NODE, *PROGRAM)}
 CHUNK = 1_000  # inputs that one worker gives one target in a row; a target keeps its state for so long
 SLOW_S = 5.0  # no input may keep a decoder busy for longer; generous, as machines that run tests are busy
 
