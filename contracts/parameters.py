@@ -51,7 +51,7 @@ class Thresholds:
 # Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).
 _FP32 = Thresholds(excess_accept=100_000, excess_fail=1_000_000, sketch_accept=1_000_000, sketch_fail=10_000_000)
 # bfloat16 (autocast), another thread count or other parts of a batch: honest reruns stay below 2.1e-2 at 8 bits and
-# H = 20, a skipped step is above 4e-2; at 4 bits the two overlap (1.8e-2 and 1.3e-2).  Drift grows with H.
+# H = 20, a skipped step is above 4.2e-2; at 4 bits the two overlap (1.8e-2 and 1.3e-2).  Drift grows with H.
 _BF16 = Thresholds(excess_accept=30_000_000, excess_fail=40_000_000, sketch_accept=40_000_000, sketch_fail=80_000_000)
 BF16_BITS = 8
 BF16_STEPS = 100
