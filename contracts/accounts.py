@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import cast
 
 import immutables
 import msgspec
 
 from contracts.parameters import MAX_LIVE_NONCES, MAX_PRUNED_BLOCKS, MAX_TEXT, MAX_TTL_MS
-from contracts.records import Account, Audit, Event, Spent, StateRecord, Unit
+from contracts.records import Account, Audit, Event, Spent, Unit
 from contracts.state import (
     Draft,
     account_key,
@@ -141,7 +140,7 @@ def _add(draft: Draft, pot: Pot, change: int) -> None:
         record = Account()
     amount: int = getattr(record, pot.field) + change
     assert amount >= 0, f"{pot} would hold {amount}"
-    draft.put(pot.key, cast(StateRecord, msgspec.structs.replace(record, **{pot.field: amount})))
+    draft.put(pot.key, msgspec.structs.replace(record, **{pot.field: amount}))
 
 
 def check_balance(draft: Draft, account: str, amount: int, purpose: str) -> None:

@@ -46,14 +46,14 @@ class Job(declared.Job):
 
     def posted(self, job: str | None = None, *, data_dir: str | Path | None = None, quiet: bool = False) -> PostedJob:
         """Return the posted job whose id starts with ``job``; without it, the account's latest."""
-        from gdf_market.commands.jobs import _find_job
+        from gdf_market.commands.jobs import find_job
         from gdf_market.commands.posted import PostedJob, open_app
         from gdf_market.commands.reading import open_ledger, resolve_job
         from gdf_market.commands.session import load_identity
 
         app = open_app(data_dir, quiet=quiet)
         with open_ledger(app) as store:
-            found = resolve_job(store, job) if job else _find_job(store, None, load_identity(app).account).id
+            found = resolve_job(store, job) if job else find_job(store, None, load_identity(app).account).id
         return PostedJob(found, self.model, {}, app)
 
     def watch(self, job: str | None = None, *, data_dir: str | Path | None = None) -> Iterator[RoundMetrics]:

@@ -153,7 +153,7 @@ def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate:
     Example: gdf-market jobs fetch 3fa9 -o model.safetensors
     """
     check_target(out or Path("model.safetensors"))
-    value = with_client(app, lambda client: _fetch(app, client, job, wait_s))
+    value = with_client(app, lambda client: fetch_blobs(app, client, job, wait_s))
     target = out or Path(f"{value['job'][:12]}.safetensors")
     write_model(value["paths"], target, trained_only=trained_only)
     value |= {"out": str(target), "load": snippet(target, trained_only=trained_only)}
@@ -171,7 +171,7 @@ def fetch(app: App, job: str | None, out: Path | None, wait_s: int, no_evaluate:
     app.emit(value, text)
 
 
-def _fetch(app: App, client: NodeClient, prefix: str | None, wait_s: int) -> dict[str, Any]:
+def fetch_blobs(app: App, client: NodeClient, prefix: str | None, wait_s: int) -> dict[str, Any]:
     """Return the facts and local paths of a job's blobs (runs beside the node)."""
     from gdf_market.train.data import DataManifest
 
@@ -204,14 +204,14 @@ def _wait_for_job(app: App, client: NodeClient, prefix: str | None, wait_s: int)
     with app.progress("looking for the job") as say:
         while True:
             with open_ledger(app) as store:
-                job = _find_job(store, prefix, own)
+                job = find_job(store, prefix, own)
             if job.status in ENDED or time.monotonic() >= end:
                 return job
             say(f"job {job.id[:12]} is {job.status}, round {job.completed}/{job.spec.rounds}")
             time.sleep(1.0)
 
 
-def _find_job(store: LedgerStore, prefix: str | None, own: str) -> Job:
+def find_job(store: LedgerStore, prefix: str | None, own: str) -> Job:
     if prefix is not None:
         return require_job(store, resolve_job(store, prefix))
     owned = [job for job in records_of(store, Job) if job.spec.author == own]

@@ -63,7 +63,7 @@ def snippet(target: Path, *, trained_only: bool = False) -> str:
 def write_model(paths: Mapping[str, str], target: Path, *, trained_only: bool = False) -> None:
     """Write a job's checkpoint as safetensors, with running statistics gathered anew where the model has some.
 
-    ``paths`` are those of the blobs, as ``_fetch`` names them.
+    ``paths`` are those of the blobs, as ``fetch_blobs`` names them.
     """
     from gdf_market.node.datadir import write_atomic
     from gdf_market.train.program import Program

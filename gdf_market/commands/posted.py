@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from gdf_market.commands.common import App
-from gdf_market.commands.jobs import _fetch
+from gdf_market.commands.jobs import fetch_blobs
 from gdf_market.commands.metrics import Sinks
 from gdf_market.commands.model_file import check_target, write_model
 from gdf_market.commands.progress import RoundMetrics, metrics_of, require_job, rounds_of
@@ -64,7 +64,7 @@ class PostedJob:
         """
         if path is not None:
             check_target(Path(path))
-        value = with_client(self.app, lambda client: _fetch(self.app, client, self.id, MAX_WAIT_S if wait else 0))
+        value = with_client(self.app, lambda client: fetch_blobs(self.app, client, self.id, MAX_WAIT_S if wait else 0))
         with tempfile.TemporaryDirectory(prefix="gdf-market-") as folder:
             target = Path(path) if path is not None else Path(folder) / "model.safetensors"
             write_model(value["paths"], target)

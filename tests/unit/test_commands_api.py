@@ -133,7 +133,7 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Prepar
             (tmp_path / name).write_bytes(data)
         paths = {name: str(tmp_path / name) for name in files}
         monkeypatch.setattr(posted, "with_client", lambda app, use: use(None))
-        monkeypatch.setattr(posted, "_fetch", lambda app, client, job, wait_s: {"paths": paths})
+        monkeypatch.setattr(posted, "fetch_blobs", lambda app, client, job, wait_s: {"paths": paths})
 
     return serve
 

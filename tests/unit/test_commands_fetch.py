@@ -228,7 +228,7 @@ def test_the_printed_lines_load_the_model(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     facts = {"job": "ab" * 32, "status": "done", "completed": 2, "rounds": 2, "paths": blobs}
-    monkeypatch.setattr(commands, "_fetch", lambda *_: dict(facts))
+    monkeypatch.setattr(commands, "fetch_blobs", lambda *_: dict(facts))
     content = written.read_bytes()
     monkeypatch.setattr(commands, "write_model", lambda _paths, target, **_: target.write_bytes(content))
     target = tmp_path / 'a "quoted" näme.safetensors'
@@ -253,7 +253,7 @@ def test_adapters_are_loaded_without_strict() -> None:
 def test_a_bad_target_is_refused_before_anything_is_fetched(
     example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(commands, "_fetch", lambda *_: pytest.fail("fetched"))
+    monkeypatch.setattr(commands, "fetch_blobs", lambda *_: pytest.fail("fetched"))
     for target, word in ((tmp_path, "is a folder"), (tmp_path / "no" / "model", "does not exist")):
         assert run(monkeypatch, example.path.parent, Client(), "jobs", "fetch", "-o", str(target)) == 2
         assert word in capsys.readouterr().err
