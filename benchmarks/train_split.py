@@ -95,9 +95,7 @@ def average(workers: int, rule: Rule, seeds: int) -> tuple[Sizing, Outcome]:
 def main(seeds: int) -> None:
     """Print a row for each number of workers."""
     print(f"{ROUNDS} rounds, {seeds} draws of speeds, target of {ROUND_S:.0f} s a round\n")
-    print(
-        "| workers | units a round | steps a unit | busy: one unit each | busy: by the rule | left out |"
-    )
+    print("| workers | units a round | steps a unit | busy: one unit each | busy: by the rule | left out |")
     print("|---|---|---|---|---|---|")
     for workers in WORKERS:
         _, single = average(workers, one_each, seeds)
