@@ -73,6 +73,7 @@ def make_case(name: str, width: int, layers: int, folder: Path, threads: int) ->
         recipe=recipe,
         job=JOB,
         round=0,
+        done=0,
         shard=0,
         shards=8,
         out=str(folder / "update"),

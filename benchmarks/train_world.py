@@ -197,7 +197,7 @@ def averaged(task: Task, start: Floats, recipe: Recipe, how: Averaging, seed: in
 
 def _unit(task: Task, parameters: Floats, recipe: Recipe, seed: int, index: int, shard: int, shards: int) -> Floats:
     batches = _batches(task, recipe, seed, index, shard, shards)
-    place = UnitPlace(JOB, index, shard)
+    place = UnitPlace(JOB, index, shard, index)
     return run_unit(task.program, parameters, batches, recipe, sketch=_no_sketch, place=place).delta
 
 

@@ -12,10 +12,11 @@ from gdf_market.commands.watch import duration
 from gdf_market.messages import JobPost
 from gdf_market.train import guide
 from gdf_market.train.codec import Codec
+from gdf_market.train.sizing import WORK_SHARE, suggest
 from gdf_market.units import PPM, SECOND_MS, format_credits
 
 LINE_BITS_PER_S = 100_000_000  # of the line that round times are shown for
-WORK_SHARE_PERCENT = 80  # of the deadline that a unit should take at most on an average machine
+FLEETS = (4, 8, 16)  # numbers of workers that sizes are suggested for
 
 
 def outlook(spec: JobPost, measured: Mapping[str, float], prices: Sequence[int]) -> dict[str, Any]:
@@ -46,6 +47,7 @@ def outlook(spec: JobPost, measured: Mapping[str, float], prices: Sequence[int])
         "recommended_steps": guide.recommended_steps(spec.recipe.precision),
         "steps": [_choice(spec, h, step_s, each_way, per_step) for h in steps],
         "line_bits_per_s": LINE_BITS_PER_S,
+        "suggested": [_fleet(spec, step_s, workers) for workers in FLEETS],
     }
     value["warnings"] = _warnings(spec, value["memory_bytes"], step_s)
     return value | _totals(spec, prices, step_s, each_way)
@@ -61,6 +63,12 @@ def _choice(spec: JobPost, h: int, step_s: float, each_way: int, per_step: float
         "loss_cost_warm_percent": guide.loss_cost_percent(h, inner, warm=True),
         "loss_cost_scratch_percent": guide.loss_cost_percent(h, inner, warm=False),
     }
+
+
+def _fleet(spec: JobPost, step_s: float, workers: int) -> dict[str, Any]:
+    """Return sizes for so many workers of speeds up to eight times apart, in rounds as long as this job's."""
+    sizes = suggest(step_s, workers, WORK_SHARE * spec.work_ms / SECOND_MS, precision=spec.recipe.precision)
+    return {"workers": workers, "steps": sizes.steps, "units": sizes.units_per_round, "work_seconds": sizes.work_s}
 
 
 def _totals(spec: JobPost, prices: Sequence[int], step_s: float, each_way: int) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def _warnings(spec: JobPost, memory_bytes: int, step_s: float) -> list[str]:
         spec.recipe, units=spec.units_per_round, warm_rounds=spec.warm_rounds, memory_bytes=memory_bytes
     )
     unit_s, given_s = step_s * spec.recipe.steps, spec.work_ms / SECOND_MS
-    if unit_s * 100 > given_s * WORK_SHARE_PERCENT:
+    if unit_s > given_s * WORK_SHARE:
         found.append(
             f"a unit takes {unit_s:.0f} s on this machine, and --work-seconds gives {given_s:.0f} s; a slower worker "
             "would miss it: give more time, or fewer steps"
@@ -123,6 +131,14 @@ def cost_rows(value: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{value['all_reduce_bytes_per_unit']:,.2f}{fewer}",
         ),
         ("memory", memory),
+        (
+            "sizes for",
+            "; ".join(
+                f"{each['workers']} workers: {each['units']} units of {each['steps']} steps"
+                for each in value["suggested"]
+            )
+            + " (fast workers take several, none waits long for a slow one)",
+        ),
         ("in all", f"about {duration(value['total_seconds'])} and {format_credits(value['likely_credits'])} credits"),
     ]
 

@@ -136,7 +136,10 @@ PROBE_STEPS = 3
     show_default=True,
     help="When the job ends whatever happened.",
 )
-@click.option("--device-class", default=Terms.device_class, show_default=True, help="Device class the units run on.")
+@click.option(
+    "--device-class",
+    help="Device class the units run on (default: cpu-fp32, or cpu-bf16 for a job in bfloat16).",
+)
 @click.option("--title", help="Title in the order book (default: the job's, or the file's name).")
 @click.option("--dry-run", is_flag=True, help="Show escrow, price range, bytes and time; sign nothing.")
 @pass_app

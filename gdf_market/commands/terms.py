@@ -45,6 +45,7 @@ def terms_of(job: Job, given: dict[str, Any]) -> Terms:
     ``max_price``, ``bond`` and ``audit_fee`` are in credits.  Raises UsageError.
     """
     own = {"rounds": job.rounds, "units": job.units, "max_price": job.max_price}
+    own["device_class"] = f"cpu-{job.precision}"
     asked = {name: value for name, value in given.items() if value is not None}
     chosen = {name: value for name, value in (own | asked).items() if value is not None}
     known = [field.name for field in dataclasses.fields(Terms)]

@@ -340,6 +340,7 @@ class Roles:
             recipe=job.spec.recipe,
             job=job.id,
             round=round_.index,
+            done=round_.done,
             shard=shard,
             shards=job.spec.shards,
         )

@@ -34,6 +34,7 @@ class UnitRequest:
     recipe: Recipe
     job: str
     round: int
+    done: int  # rounds that were completed before it
     shard: int
     shards: int
 
@@ -202,6 +203,7 @@ class _UnitFields(_Resources):
     recipe: Recipe
     job: str
     round: int
+    done: int  # rounds that were completed before it
     shard: int
     shards: int
 
@@ -216,6 +218,7 @@ def _unit(request: UnitRequest, resources: _Resources) -> _UnitFields:
         recipe=request.recipe,
         job=request.job,
         round=request.round,
+        done=request.done,
         shard=request.shard,
         shards=request.shards,
     )

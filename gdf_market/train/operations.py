@@ -218,7 +218,7 @@ class Operations:
         )
 
     def _run(self, request: UnitFields, poison: str) -> UnitRun:
-        place = UnitPlace(request.job, request.round, request.shard)
+        place = UnitPlace(request.job, request.round, request.shard, request.done)
         unit = _Unit(request, request.recipe, place, request.shards, request.recipe.steps, poison)
         return self._unit(unit, self._report)[1]
 

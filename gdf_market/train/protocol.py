@@ -50,6 +50,7 @@ class UnitFields(DataFields, frozen=True, kw_only=True):
     recipe: Recipe
     job: Hash
     round: UInt
+    done: UInt  # rounds that were completed before it
     shard: UInt
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
 

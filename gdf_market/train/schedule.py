@@ -8,9 +8,9 @@ from gdf_market.messages import Recipe
 from gdf_market.units import PPM
 
 
-def learning_rate(recipe: Recipe, step: int, round_index: int = 0) -> float:
-    """Return the learning rate of step ``step`` of a unit of round ``round_index``."""
-    full = recipe.lr_e9 / 1e9 * scheduled(recipe, round_index * recipe.steps + step)
+def learning_rate(recipe: Recipe, step: int, done: int = 0) -> float:
+    """Return the learning rate of step ``step`` of a unit that ``done`` rounds were completed before."""
+    full = recipe.lr_e9 / 1e9 * scheduled(recipe, done * recipe.steps + step)
     return full * min(1.0, (step + 1) / recipe.rewarm_steps) if recipe.rewarm_steps else full
 
 

@@ -38,11 +38,15 @@ Report = Callable[[int, int], None]  # (steps done, steps)
 
 @dataclass(frozen=True)
 class UnitPlace:
-    """Which unit of which job (id in hex) this is: what its schedule and its noise depend on."""
+    """Which unit of which job (id in hex) this is: what its noise depends on, and where the schedule stands.
+
+    ``done``: rounds that were completed before this one; a round without result moves no schedule on.
+    """
 
     job: str = ""
     round: int = 0
     shard: int = 0
+    done: int = 0
 
     def noise_seed(self) -> bytes:
         """Return the 32 bytes that the unit's dropout masks are drawn from."""
@@ -117,7 +121,7 @@ def run_unit(
         delta = trainee.change()
         for step, batch in enumerate(batches):
             losses.append(work.differentiate(batch, step))
-            optimizer.step(learning_rate(recipe, step, place.round))
+            optimizer.step(learning_rate(recipe, step, place.done))
             delta = trainee.change()
             sketches.append(sketch(delta))
             if report is not None:

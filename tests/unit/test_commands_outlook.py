@@ -142,3 +142,12 @@ def test_the_figures_are_shown_and_plain_json() -> None:
 def test_sparse_updates_are_estimated_by_what_they_hold() -> None:
     kept: Recipe = recipe(codec_density_ppm=PPM // 10)
     assert guide.compressed_bytes(Codec.of(kept), 100_000) < guide.compressed_bytes(Codec.of(recipe()), 100_000) / 3
+
+
+def test_sizes_are_suggested_for_fleets() -> None:
+    value = outlook(post(work_ms=100_000), {"step_s": 0.1}, [])
+    fleets = {each["workers"]: each for each in value["suggested"]}
+    assert set(fleets) == {4, 8, 16}
+    assert all(each["steps"] >= 20 for each in fleets.values())
+    assert fleets[4]["units"] < fleets[8]["units"] <= 64
+    assert "4 workers" in dict(cost_rows(value))["sizes for"]

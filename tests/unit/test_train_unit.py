@@ -223,9 +223,9 @@ def test_bfloat16_is_near_and_not_the_same() -> None:
 
 def test_the_round_moves_the_schedule_on() -> None:
     settings = recipe(schedule="linear", schedule_steps=60)
-    early, late = run(settings), run(settings, place=UnitPlace(JOB, 9, 0))
+    early, late = run(settings), run(settings, place=UnitPlace(JOB, 9, 0, 9))
     assert norm(late.delta) < 0.2 * norm(early.delta)
-    ended = run(settings, place=UnitPlace(JOB, 10, 0))
+    ended = run(settings, place=UnitPlace(JOB, 10, 0, 10))
     assert not ended.delta.any()
 
 

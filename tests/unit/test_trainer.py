@@ -198,7 +198,8 @@ def answers(*lines: bytes) -> list[dict[str, Any]]:
 
 def as_request(unit: UnitRequest, **changes: Any) -> bytes:
     values = {name: str(getattr(unit, name)) for name in ("program", "data", "content", "checkpoint")}
-    content = {"op": "train", **values, "recipe": unit.recipe, "job": unit.job, "round": 0, "shard": 1, "shards": 4}
+    content = {"op": "train", **values, "recipe": unit.recipe, "job": unit.job, "round": 0}
+    content |= {"done": 0, "shard": 1, "shards": 4}
     return msgspec.json.encode(content | {"out": str(unit.program) + ".out"} | changes)
 
 

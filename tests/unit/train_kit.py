@@ -103,4 +103,6 @@ def write_job(folder: Path, given: Program | None = None) -> UnitRequest:
     }
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    return UnitRequest(**{name: folder / name for name in files}, recipe=recipe(), job=JOB, round=0, shard=1, shards=4)
+    return UnitRequest(
+        **{name: folder / name for name in files}, recipe=recipe(), job=JOB, round=0, done=0, shard=1, shards=4
+    )
