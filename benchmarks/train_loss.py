@@ -5,8 +5,8 @@
 was stopped goes on where it was; ``--write`` puts the table into benchmarks/results/train_loss.md.
 
 The baseline of each optimizer is data parallelism with that optimizer, its rate the better of two.  Units, codec,
-robust aggregate and outer step are the market's own.  Bytes are those of a worker's own updates, sent once, over the
-tokens it trained on; an fp32 ring all-reduce sends 2 (W - 1) / W x 4 bytes a parameter and step.
+robust aggregate and outer step are the market's own.  An fp32 ring all-reduce sends 2 (W - 1) / W x 4 bytes a
+parameter and step and worker; a worker's update counts once, and as sent to each of the other workers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import concurrent.futures
 import dataclasses
 import json
 import platform
+import re
 import statistics
 import sys
 import time
@@ -27,7 +28,7 @@ import msgspec
 import numpy as np
 import torch
 
-from benchmarks.train_world import CONTEXT, Averaging, Task, averaged, corpus, plain, text_task
+from benchmarks.train_world import CONTEXT, IMAGES, Averaging, Task, averaged, corpus, image_task, plain, text_task
 from gdf_market.messages import Recipe
 from gdf_market.units import PPM
 
@@ -35,6 +36,7 @@ RESULTS = Path(__file__).parent / "results" / "train_loss.md"
 BATCH = 8  # samples of one worker's step
 RATES = (1.0, 2.0)  # of a baseline, relative to the units' rate: its batches are larger
 LR = {"adamw": 2e-3, "muon": 4e-3}
+IMAGE_BATCH = 32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +53,7 @@ FULL, FAST = Size(), Size(300, 60, 60)
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One row: ``start`` is warm or scratch; ``workers`` 0 means plain steps of ``batch``."""
+    """One row: ``start`` is warm or scratch (text), or images; ``workers`` 0 means ``batch`` workers' plain steps."""
 
     name: str
     start: str
@@ -66,19 +68,19 @@ class Setting:
     robust: bool = True
     exact: bool = False
     feedback: bool = False
-    batch: int = 0
+    batch: int = 0  # in batches of one worker
     rate: float = 1.0
     tokens: float = 1.0  # share of the tokens that the others train on
 
     @property
     def is_baseline(self) -> bool:
-        return self.batch == 4 * BATCH
+        return self.batch == 4
 
 
 def baselines(start: str, inner: str) -> list[Setting]:
     """Return data parallelism of four workers at several rates."""
     return [
-        Setting(f"data-parallel {inner}, rate x {rate:g}", start, inner, workers=0, batch=4 * BATCH, rate=rate)
+        Setting(f"data-parallel {inner}, rate x {rate:g}", start, inner, workers=0, batch=4, rate=rate)
         for rate in RATES
     ]
 
@@ -105,8 +107,8 @@ def settings(fast: bool) -> list[Setting]:
     rows += [
         *(Setting(f"H = {every}, 4 bits", "warm", "muon", every=every) for every in (20, 50, 200)),
         Setting("H = 20, 4 bits", "warm", "adamw", every=20),
-        Setting("one worker, all tokens", "warm", "muon", workers=0, batch=BATCH),
-        Setting("one worker, a quarter of the tokens", "warm", "muon", workers=0, batch=BATCH, tokens=0.25),
+        Setting("one worker, all tokens", "warm", "muon", workers=0, batch=1),
+        Setting("one worker, a quarter of the tokens", "warm", "muon", workers=0, batch=1, tokens=0.25),
         Setting("H = 100, updates in fp32, plain mean", "warm", "muon", exact=True),
         Setting("H = 100, 8 bits", "warm", "muon", bits=8),
         Setting("H = 100, 4 bits, plain mean", "warm", "muon", robust=False),
@@ -122,12 +124,22 @@ def settings(fast: bool) -> list[Setting]:
     return rows
 
 
+def image_settings() -> list[Setting]:
+    """Return the rows of images, from a random start."""
+    return [
+        *baselines("images", "adamw"),
+        Setting("H = 20, 4 bits", "images", "adamw", every=20),
+        Setting("H = 100, 4 bits", "images", "adamw"),
+        Setting("H = 100, 2 bits", "images", "adamw", bits=2, block=128),
+    ]
+
+
 def recipe_of(row: Setting, total: int) -> Recipe:
     """Return the recipe of a row whose units or steps make up ``total`` steps one after another."""
     return Recipe(
         inner=row.inner,
         steps=row.every,
-        batch=BATCH,
+        batch=BATCH if row.start != "images" else IMAGE_BATCH,
         lr_e9=round(LR[row.inner] * row.rate * 1e9),
         beta1_ppm=900_000,
         beta2_ppm=950_000,
@@ -146,24 +158,24 @@ def recipe_of(row: Setting, total: int) -> Recipe:
     )
 
 
-def run(row: Setting, seed: int, size: Size, starts: Path) -> dict[str, Any]:
+def run(row: Setting, seed: int, size: Size, starts: Path, images: str) -> dict[str, Any]:
     """Train one row and return its figures."""
     torch.set_num_threads(1)
-    task = text_task()
+    task = image_task(images) if row.start == "images" else text_task()
     began = time.perf_counter()
-    start = task.first if row.start == "scratch" else warm_start(task, row.inner, size, starts)
+    start = warm_start(task, row.inner, size, starts) if row.start == "warm" else task.first
     steps = size.scratch_steps if row.start == "scratch" else size.steps
     if not row.workers:
-        own = round(steps * row.tokens * 4 * BATCH / row.batch)
-        found = plain(task, start, recipe_of(row, own), own, row.batch, seed)
+        own = round(steps * row.tokens * 4 / row.batch)
+        found = plain(task, start, recipe_of(row, own), own, row.batch * task.batch, seed)
         sent = 0.0
     else:
         how = _rounds(row, steps)
         found = averaged(task, start, recipe_of(row, how.rounds * row.every), how, seed)
-        sent = found.update_bytes / (how.rounds * row.every * BATCH * CONTEXT)
+        sent = found.update_bytes / (how.rounds * row.every) / (4 * task.program.size)
     return {
         "row": row.name, "start": row.start, "inner": row.inner, "seed": seed, "loss": found.loss,
-        "bytes_per_token": sent, "seconds": time.perf_counter() - began, "size": dataclasses.astuple(size),
+        "share_sent": sent, "seconds": time.perf_counter() - began, "size": dataclasses.astuple(size),
     }  # fmt: skip
 
 
@@ -188,10 +200,13 @@ def warm_start(task: Task, inner: str, size: Size, folder: Path) -> Any:
     return np.load(path)
 
 
-def table(rows: Sequence[Setting], found: Sequence[dict[str, Any]], parameters: int) -> str:
-    """Return the Markdown table: mean loss over seeds, its range, and the gap to the best baseline."""
-    reduce = 2 * 3 / 4 * 4 * parameters / (BATCH * CONTEXT)  # bytes per worker and token of fp32 ring all-reduce
-    lines = ["| start | optimizer | setting | loss (range) | gap | bytes per token | fewer than fp32 all-reduce |"]
+def table(rows: Sequence[Setting], found: Sequence[dict[str, Any]]) -> str:
+    """Return the Markdown table: mean loss over seeds, its range, and the gap to the best baseline.
+
+    Bytes are relative: how many times fewer than a ring all-reduce in fp32 the worker's own update has, sent once; and
+    how many times fewer when every other worker is sent it, as here.
+    """
+    lines = ["| start | optimizer | setting | loss | gap | fewer bytes, update once | fewer bytes, to each |"]
     lines.append("|---|---|---|---|---|---|---|")
     for row in rows:
         losses = _losses(found, row)
@@ -200,11 +215,14 @@ def table(rows: Sequence[Setting], found: Sequence[dict[str, Any]], parameters: 
         mean = statistics.fmean(losses)
         base = [statistics.fmean(_losses(found, other)) for other in rows if _compares(other, row, found)]
         gap = f"{100 * (mean / min(base) - 1):+.1f}%" if base else ""
-        sent = statistics.fmean(r["bytes_per_token"] for r in found if _is(r, row))
-        fewer = f"{reduce / sent:,.0f} x" if sent else "1 x" if row.is_baseline else ""
-        spent = f"{sent:.2f}" if sent else f"{reduce:,.0f}" if row.is_baseline else "0"
-        spread = f"{min(losses):.3f} to {max(losses):.3f}"
-        lines.append(f"| {row.start} | {row.inner} | {row.name} | {mean:.3f} ({spread}) | {gap} | {spent} | {fewer} |")
+        sent = statistics.fmean(each["share_sent"] for each in found if _is(each, row))
+        ring = 2 * (row.workers - 1) / max(1, row.workers)
+        once = f"{ring / sent:,.0f} x" if sent else "1 x" if row.is_baseline else ""
+        each_way = f"{ring / (sent * (row.workers - 1)):,.0f} x" if sent else "1 x" if row.is_baseline else ""
+        spread = f"{len(losses)} seeds: {min(losses):.3f} to {max(losses):.3f}" if len(losses) > 1 else "1 seed"
+        lines.append(
+            f"| {row.start} | {row.inner} | {row.name} | {mean:.3f} ({spread}) | {gap} | {once} | {each_way} |"
+        )
     return "\n".join(lines)
 
 
@@ -233,11 +251,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=0, help="seeds per setting (default: 3, or 1 if fast)")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once")
     parser.add_argument("--cache", type=Path, default=Path("artifacts") / "train_loss.jsonl")
-    parser.add_argument("--only", default="", help="only rows whose start, optimizer or name holds this text")
+    parser.add_argument("--only", default="", help="only rows whose start, optimizer and name match")
     parser.add_argument("--write", action="store_true", help=f"store the table as {RESULTS.name}")
+    parser.add_argument("--images", default=IMAGES, help="folder of Fashion-MNIST; without it, no rows of images")
     given = parser.parse_args(arguments)
     size, seeds = (FAST, given.seeds or 1) if given.fast else (FULL, given.seeds or 3)
-    rows = [row for row in settings(given.fast) if given.only in f"{row.start} {row.inner} {row.name}"]
+    rows = settings(given.fast)
+    if Path(given.images).is_dir():
+        rows += image_settings()
+    rows = [row for row in rows if re.search(given.only, f"{row.start} {row.inner} {row.name}")]
     given.cache.parent.mkdir(parents=True, exist_ok=True)
     known = _read(given.cache, size)
     todo = [
@@ -253,7 +275,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         concurrent.futures.ProcessPoolExecutor(given.jobs, _spawn()) as pool,
         given.cache.open("a", encoding="utf-8") as file,
     ):
-        pending = [pool.submit(run, row, seed, size, given.cache.parent) for row, seed in todo]
+        pending = [pool.submit(run, row, seed, size, given.cache.parent, given.images) for row, seed in todo]
         for done in concurrent.futures.as_completed(pending):
             result = done.result()
             known.append(result)
@@ -269,9 +291,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Byte-level GPT of {text_task().program.size:,} parameters, context {CONTEXT}; text: {len(text):,} bytes of "
         f"Python's standard library, SHA-256 {name[:16]}…; {BATCH} samples a step and worker.  Warm start: "
         f"{size.warm_start} ordinary steps of one worker, then the tokens of {size.steps} data-parallel steps of four "
-        f"workers; from scratch: of {size.scratch_steps}.  Rates fall linearly to 5%.\n\n"
+        f"workers; from scratch: of {size.scratch_steps}.  Rates fall linearly to 5%.  Images: Fashion-MNIST, a CNN with batch norm, {IMAGE_BATCH} samples a step and "
+        f"worker, {size.steps} data-parallel "
+        "steps.\n\n"
     )
-    report = words + table(rows, known, text_task().program.size) + "\n"
+    report = words + table(rows, known) + "\n"
     print(report)
     if given.write:
         RESULTS.write_text(f"# Loss at equal tokens\n\n{report}", encoding="utf-8")

@@ -7,6 +7,7 @@ sorted by path, up to 6 MB.  ``corpus()`` also returns its SHA-256, because vers
 from __future__ import annotations
 
 import functools
+import gzip
 import hashlib
 import sysconfig
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from gdf_market.messages import Recipe
 from gdf_market.train.capture import capture, initial_parameters
 from gdf_market.train.checkpoint import pack, unpack
 from gdf_market.train.codec import Codec
-from gdf_market.train.data import Batch, Content, DataManifest, unit_batches
+from gdf_market.train.data import Batch, Content, DataManifest, statistics_batches, unit_batches
 from gdf_market.train.evaluate import evaluate
 from gdf_market.train.job import Job
 from gdf_market.train.outer import outer_step
@@ -35,6 +36,7 @@ from verifier.outcome import compute_outcome
 CORPUS_BYTES = 6_000_000
 CONTEXT = 128
 VALIDATION_WINDOWS = 256
+IMAGES = "/usr/share/datasets/fashion-mnist"
 JOB = "6c" * 32
 
 
@@ -110,6 +112,8 @@ class Task:
     manifest: DataManifest
     content: Content
     validation: tuple[Batch, ...]
+    batch: int = 8  # samples of one worker's step
+    statistics: tuple[Batch, ...] = ()  # for batch norm
 
 
 @functools.cache
@@ -126,6 +130,46 @@ def text_task(seed: int = 1) -> Task:
         held_out, tail, job=JOB, round_index=0, shard=0, shards=1, steps=VALIDATION_WINDOWS // 32, batch=32
     )
     return Task(program, initial_parameters(job.model, program), manifest, content, tuple(drawn))
+
+
+class CNN(nn.Module):
+    """Two convolutions with batch norm and a linear layer, for 28 x 28 grey images of ten classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            nn.Conv2d(1, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(16, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
+        )  # fmt: skip
+        self.head = nn.Linear(32 * 7 * 7, 10)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(images).flatten(1))
+        return logits
+
+
+@functools.cache
+def image_task(folder: str = IMAGES) -> Task:
+    """Return the small CNN on Fashion-MNIST (Debian's package dataset-fashion-mnist, or its four files elsewhere)."""
+    torch.manual_seed(1)
+    data, validation = (_images(Path(folder), name) for name in ("train", "t10k"))
+    job = Job(model=CNN(), data=data, validation=validation, loss=nn.CrossEntropyLoss(), batch=32)
+    program = capture(job)
+    manifest, content = job.dataset.manifest("0" * 64, 0), job.dataset.content
+    held_out = msgspec.structs.replace(
+        manifest, count=manifest.count - manifest.train, train=manifest.count - manifest.train
+    )
+    tail = Content(tuple(column[manifest.train :] for column in content.columns))
+    drawn = unit_batches(held_out, tail, job=JOB, round_index=0, shard=0, shards=1, steps=16, batch=256)
+    gathered = tuple(statistics_batches(manifest, content, 64))
+    return Task(program, initial_parameters(job.model, program), manifest, content, tuple(drawn), 32, gathered)
+
+
+def _images(folder: Path, name: str) -> tuple[Any, Any]:
+    pixels = gzip.decompress((folder / f"{name}-images-idx3-ubyte.gz").read_bytes())
+    labels = gzip.decompress((folder / f"{name}-labels-idx1-ubyte.gz").read_bytes())
+    images = np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 1, 28, 28)
+    return images.astype(np.float32) / np.float32(255), np.frombuffer(labels, np.uint8, offset=8).astype(np.int64)
 
 
 @dataclass(frozen=True)
@@ -224,7 +268,7 @@ def _float_step(parameters: Floats, momentum: Floats, mean: Any, recipe: Recipe)
 
 
 def _loss(task: Task, parameters: Floats) -> float:
-    return evaluate(task.program, parameters, task.validation)
+    return evaluate(task.program, parameters, task.validation, statistics=task.statistics)
 
 
 def _no_sketch(delta: Floats) -> tuple[int, ...]:
