@@ -291,9 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         f"Byte-level GPT of {text_task().program.size:,} parameters, context {CONTEXT}; text: {len(text):,} bytes of "
         f"Python's standard library, SHA-256 {name[:16]}…; {BATCH} samples a step and worker.  Warm start: "
         f"{size.warm_start} ordinary steps of one worker, then the tokens of {size.steps} data-parallel steps of four "
-        f"workers; from scratch: of {size.scratch_steps}.  Rates fall linearly to 5%.  Images: Fashion-MNIST, a CNN with batch norm, {IMAGE_BATCH} samples a step and "
-        f"worker, {size.steps} data-parallel "
-        "steps.\n\n"
+        f"workers; from scratch: of {size.scratch_steps}.  Rates fall linearly to 5%.  Images: Fashion-MNIST, a CNN "
+        f"with batch norm, {IMAGE_BATCH} samples a step and worker, {size.steps} data-parallel steps.\n\n"
     )
     report = words + table(rows, known) + "\n"
     print(report)
