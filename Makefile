@@ -62,6 +62,17 @@ ENTRIES ?= 100000
 bench-ledger: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.ledger --entries $(ENTRIES) $(ARGS)
 
+# Training: codec, capture, speed of a unit, division of rounds, loss at equal tokens.  FAST=1 takes minutes, all of it hours
+.PHONY: bench-train
+FAST ?=
+bench-train: export OMP_NUM_THREADS = 1
+bench-train: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.train_codec $(if $(FAST),--values 1000000)
+	$(BIN)/python -m benchmarks.train_capture $(if $(FAST),--every 8)
+	$(BIN)/python -m benchmarks.train_speed $(if $(FAST),--repeats 5)
+	$(BIN)/python -m benchmarks.train_split
+	$(BIN)/python -m benchmarks.train_loss $(if $(FAST),--fast)
+
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
