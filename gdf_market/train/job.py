@@ -15,6 +15,7 @@ from gdf_market.errors import UsageError, ensure
 from gdf_market.messages import MAX_ROUNDS, MAX_STEPS, MAX_UNITS_PER_ROUND, Recipe
 from gdf_market.train.data import MAX_CONTEXT
 from gdf_market.train.job_checks import check, check_number, check_whole, group_scales
+from gdf_market.train.sizing import BF16_STEPS
 from gdf_market.train.source import Dataset, read_source
 from gdf_market.train.source_columns import Options, Tokenizer
 from gdf_market.units import MAX_INT, PPM
@@ -22,6 +23,8 @@ from gdf_market.units import MAX_INT, PPM
 DEFAULT_ROUNDS = 10
 # Muon's steps are scaled to the size of AdamW's, so that one rate fits both
 DEFAULT_LR = {"adamw": 1e-3, "muon": 1e-3, "sgd": 0.05}
+LEAST_DENSITY = 0.01  # sparser updates at few bits blind the verdict: docs/adr/0011
+WIDEST_BLOCK_OF_2_BITS = 256
 _E9 = 1_000_000_000
 _MAX_IMAGE_SIDE = 16_384
 
@@ -147,7 +150,13 @@ class Job:
         check_number("final_lr", self.final_lr, 0, 1)
         check_number("outer_lr", 1 if self.outer_lr is None else self.outer_lr, 1e-6, 1_000)
         check_number("outer_momentum", 0 if self.outer_momentum is None else self.outer_momentum, 0, 0.999999)
-        check_number("codec_density", self.codec_density, 1e-6, 1)
+        check_number("codec_density", self.codec_density, LEAST_DENSITY, 1)
+        if self.codec_bits == 2:  # wider ones would round small values, and small cheats, to nothing: docs/adr/0011
+            check_whole("codec_block with codec_bits=2", self.codec_block, 16, WIDEST_BLOCK_OF_2_BITS)
+        if self.precision == "bf16":  # where honest reruns and cheats were told apart: docs/adr/0004
+            check(self.codec_bits == 8, "codec_bits", self.codec_bits, '8 with precision="bf16"')
+            check(self.codec_density == 1, "codec_density", self.codec_density, '1 with precision="bf16"')
+            check_whole('steps with precision="bf16"', self.steps, 1, BF16_STEPS)
 
     def _check_data(self) -> None:
         data = self.dataset

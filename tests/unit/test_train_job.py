@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,6 +171,7 @@ def test_a_hugging_face_model_is_given_its_fields_by_name() -> None:
         {"codec_bits": 1},
         {"codec_block": 8},
         {"codec_density": 0},
+        {"codec_density": 0.005},
         {"title": "x" * 81},
         {"tokenizer": "words"},
         {"columns": "text"},
@@ -262,3 +264,17 @@ def test_the_example_is_what_a_pytorch_user_would_write() -> None:
     assert job.context == 64
     lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
     assert [line for line in lines if "gdf_market" in line] == ["from gdf_market import Job"]
+
+
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"codec_bits": 2, "codec_block": 512}, "codec_block with codec_bits=2=512"),
+        ({"precision": "bf16"}, "codec_bits=4"),
+        ({"precision": "bf16", "codec_bits": 8, "codec_density": 0.5}, "codec_density=0.5"),
+        ({"precision": "bf16", "codec_bits": 8, "steps": 101}, "steps with precision"),
+    ],
+)
+def test_recipes_that_no_verdict_was_measured_for_are_refused(values: dict[str, Any], name: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(name)):
+        Job(model=nn.Linear(2, 2), data=TEXT, **values)
