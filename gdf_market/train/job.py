@@ -152,11 +152,12 @@ class Job:
         check_number("outer_momentum", 0 if self.outer_momentum is None else self.outer_momentum, 0, 0.999999)
         check_number("codec_density", self.codec_density, LEAST_DENSITY, 1)
         if self.codec_bits == 2:  # wider ones would round small values, and small cheats, to nothing: docs/adr/0011
-            check_whole("codec_block with codec_bits=2", self.codec_block, 16, WIDEST_BLOCK_OF_2_BITS)
+            fits = self.codec_block <= WIDEST_BLOCK_OF_2_BITS
+            check(fits, "codec_block", self.codec_block, f"at most {WIDEST_BLOCK_OF_2_BITS} with codec_bits=2")
         if self.precision == "bf16":  # where honest reruns and cheats were told apart: docs/adr/0004
             check(self.codec_bits == 8, "codec_bits", self.codec_bits, '8 with precision="bf16"')
             check(self.codec_density == 1, "codec_density", self.codec_density, '1 with precision="bf16"')
-            check_whole('steps with precision="bf16"', self.steps, 1, BF16_STEPS)
+            check(self.steps <= BF16_STEPS, "steps", self.steps, f'at most {BF16_STEPS} with precision="bf16"')
 
     def _check_data(self) -> None:
         data = self.dataset
