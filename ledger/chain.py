@@ -25,8 +25,8 @@ from gdf_market.statements import set_hash
 from ledger import block as blocks
 from ledger.block import Block, Header
 from ledger.effects import Executed, Finality, Tip
+from ledger.envelopes import OpenMany, open_each
 from ledger.epochs import Epoch, epoch_after
-from ledger.opening import OpenMany, open_each
 from ledger.rules import Rules
 from ledger.state_hash import StateHash
 

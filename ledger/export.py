@@ -37,8 +37,9 @@ from gdf_market.messages import Entry
 from ledger import chain, limits
 from ledger.block import FINAL, Block, Certificate, open_block, verify_certificate
 from ledger.effects import Executed, SaveBlocks, Tip
+from ledger.envelopes import OpenMany, open_each
 from ledger.epochs import Epoch, epoch_after
-from ledger.opening import OpenMany, OpenPool, open_each
+from ledger.opening import OpenPool
 from ledger.rules import MARKET, Rules
 from ledger.store import LedgerStore
 from ledger.wire import SyncBlock

@@ -8,23 +8,14 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from gdf_market.messages import Entry, open_entry
-
-OpenMany = Callable[[Sequence[bytes], str], list[Entry]]  # envelopes, network; raises what the first bad one raises
+from gdf_market.messages import Entry
+from ledger.envelopes import open_each
 
 CHUNK = 12  # entries (about a millisecond) that a thread takes at a time
 MAX_THREADS = 4  # what is not verification holds Python's lock, so that more would wait for it
-
-
-def open_each(raws: Sequence[bytes], network: str) -> list[Entry]:
-    """Decode envelopes and verify their signatures, one after another.
-
-    Raises OversizedError, MalformedError or SignatureError for the first that is none.
-    """
-    return [open_entry(raw, network) for raw in raws]
 
 
 def threads_here() -> int:

@@ -64,9 +64,9 @@ from ledger.effects import (
     Tip,
     Write,
 )
+from ledger.envelopes import OpenMany, open_each
 from ledger.epochs import Epoch
 from ledger.mempool import Mempool
-from ledger.opening import OpenMany, open_each
 from ledger.proposals import Proposals
 from ledger.quorum import Position, Quorum
 from ledger.rules import MARKET, Rules

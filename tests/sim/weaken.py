@@ -13,6 +13,7 @@ import pytest
 import ledger.block
 import ledger.chain
 import ledger.effects
+import ledger.envelopes
 import ledger.handover
 import ledger.limits
 import ledger.links
@@ -314,7 +315,8 @@ def unsigned_entries(patch: Patch) -> None:
     def opened(raw: bytes, network: str, *, check_signature: bool = True) -> Entry:
         return open_entry(raw, network, check_signature=False)
 
-    patch.setattr(ledger.chain, "open_entry", opened)
+    for module in (ledger.chain, ledger.envelopes):
+        patch.setattr(module, "open_entry", opened)
 
 
 def no_epoch_in_votes(patch: Patch) -> None:

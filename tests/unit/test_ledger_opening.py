@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from gdf_market.errors import MalformedError, SignatureError
-from ledger.opening import CHUNK, OpenPool, open_each, threads_here
+from ledger.envelopes import open_each
+from ledger.opening import CHUNK, OpenPool, threads_here
 from tests.simulator import TRANSFERS, key, make_genesis, transfer
 
 NETWORK = TRANSFERS.network_id(make_genesis(4))

@@ -73,7 +73,8 @@ def fields(folder: Path, given: Program | None = None) -> dict[str, Any]:
 
 
 def test_a_small_machine_passes_the_audit_of_a_large_one(tmp_path: Path) -> None:
-    unit = fields(tmp_path) | {"recipe": WIDE, "job": "ab" * 32, "round": 0, "shard": 1, "shards": 4}
+    unit = fields(tmp_path) | {"recipe": WIDE, "job": "ab" * 32, "round": 0}
+    unit |= {"done": 0, "shard": 1, "shards": 4}
     out = str(tmp_path / "out")
     operations().perform(TrainRequest(**unit, out=out, memory_bytes=least_memory(8)))
     audit: Any = operations().perform(AuditRequest(**unit, claim=out))
