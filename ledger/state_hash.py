@@ -20,7 +20,6 @@ from gdf_market.codec import encode
 LANES = 1024
 SUM_BYTES = 2 * LANES
 FOLDED = 256  # records expanded (512 KiB) before their lanes are added in one go
-REMEMBERED = 1_024  # records whose expansion (2 KiB) is kept: most of what a block replaces, one just before it wrote
 
 Lanes = numpy.typing.NDArray[numpy.uint16]
 Changes = Mapping[str, tuple[StateRecord | None, StateRecord | None]]
@@ -39,44 +38,13 @@ def _fold(streams: list[bytes]) -> Lanes:
     return lanes
 
 
-class _Expansions:
-    """Expanded records by key, the longest unchanged forgotten first.
-
-    A record counts as the one that was expanded only if it is that very object: equal ones may have other bytes
-    (``True`` and 1), and records are immutable.
-    """
-
-    __slots__ = ("_known",)
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[StateRecord, bytes]] = {}
-
-    def take(self, key: str, record: StateRecord) -> bytes:
-        """Return the lanes of a record that goes."""
-        known = self._known.get(key)
-        return known[1] if known is not None and known[0] is record else _expand(key, encode(record))
-
-    def make(self, key: str, record: StateRecord) -> bytes:
-        """Return the lanes of a record that comes, and remember them."""
-        stream = _expand(key, encode(record))
-        self._known.pop(key, None)
-        self._known[key] = (record, stream)
-        if len(self._known) > REMEMBERED:
-            del self._known[next(iter(self._known))]
-        return stream
-
-
 class StateHash:
-    """An immutable accumulator; ``StateHash()`` is the hash of no records.
+    """An immutable accumulator; ``StateHash()`` is the hash of no records."""
 
-    Those that come of one another share what they remember of records; it changes no result.
-    """
+    __slots__ = ("_lanes",)
 
-    __slots__ = ("_expansions", "_lanes")
-
-    def __init__(self, lanes: Lanes | None = None, expansions: _Expansions | None = None) -> None:
+    def __init__(self, lanes: Lanes | None = None) -> None:
         self._lanes: Lanes = numpy.zeros(LANES, dtype="<u2") if lanes is None else lanes
-        self._expansions = _Expansions() if expansions is None else expansions
 
     @classmethod
     def of(cls, records: Iterable[tuple[str, StateRecord]]) -> StateHash:
@@ -101,14 +69,14 @@ class StateHash:
         come: list[bytes] = []
         for key, (old, new) in changes.items():
             if old is not None:
-                gone.append(self._expansions.take(key, old))
+                gone.append(_expand(key, encode(old)))
             if new is not None:
-                come.append(self._expansions.make(key, new))
+                come.append(_expand(key, encode(new)))
             if len(gone) + len(come) >= FOLDED:
                 lanes += _fold(come) - _fold(gone)
                 gone, come = [], []
         lanes += _fold(come) - _fold(gone)
-        return StateHash(lanes, self._expansions)
+        return StateHash(lanes)
 
     def root(self) -> str:
         """Return the state root (hex)."""

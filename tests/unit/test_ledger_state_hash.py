@@ -7,9 +7,8 @@ import hashlib
 import numpy
 import pytest
 
-from contracts.records import Account, Validator
+from contracts.records import Account
 from gdf_market.codec import encode
-from ledger import state_hash
 from ledger.state_hash import SUM_BYTES, StateHash
 
 A, B, C = Account(balance=1), Account(balance=2), Account(balance=3)
@@ -56,22 +55,3 @@ def test_against_an_independent_computation() -> None:
     assert total.to_bytes() == expected
     assert total.root() == hashlib.sha256(b"gdf/state-root\0" + expected).hexdigest()
     assert numpy.frombuffer(total.to_bytes(), dtype="<u2").shape == (1024,)
-
-
-def test_what_is_remembered_changes_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_hash, "REMEMBERED", 2)
-    total, records = StateHash(), dict[str, Account]()
-    for step in range(30):
-        key, new = f"account/{step % 5}", Account(balance=step)
-        total = total.changed({key: (records.get(key), new)})
-        records[key] = new
-        assert len(total._expansions._known) <= 2
-    assert total.root() == StateHash.of(records.items()).root()
-
-
-def test_records_that_are_equal_but_have_other_bytes_are_not_confused() -> None:
-    first, second = Validator(status="member", convicted=True), Validator(status="member", convicted=1)  # type: ignore[arg-type]
-    assert first == second
-    total = StateHash().changed({"v": (None, first)})
-    assert total.changed({"v": (second, None)}).root() != StateHash().root()
-    assert total.changed({"v": (first, None)}).root() == StateHash().root()
