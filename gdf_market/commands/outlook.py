@@ -16,6 +16,7 @@ from gdf_market.train.sizing import WORK_SHARE, suggest
 from gdf_market.units import PPM, SECOND_MS, format_credits
 
 LINE_BITS_PER_S = 100_000_000  # of the line that round times are shown for
+MOST_STEPS = guide.STEPS[-1]
 FLEETS = (4, 8, 16)  # numbers of workers that sizes are suggested for
 
 
@@ -67,7 +68,11 @@ def _choice(spec: JobPost, h: int, step_s: float, each_way: int, per_step: float
 
 def _fleet(spec: JobPost, step_s: float, workers: int) -> dict[str, Any]:
     """Return sizes for so many workers of speeds up to eight times apart, in rounds as long as this job's."""
-    sizes = suggest(step_s, workers, WORK_SHARE * spec.work_ms / SECOND_MS, precision=spec.recipe.precision)
+    # rounds as long as this job's, but units of no more steps than the loss was measured for
+    round_s = WORK_SHARE * spec.work_ms / SECOND_MS
+    sizes = suggest(step_s, workers, round_s, precision=spec.recipe.precision)
+    if sizes.steps > MOST_STEPS:
+        sizes = suggest(step_s, workers, round_s * MOST_STEPS / sizes.steps, precision=spec.recipe.precision)
     return {"workers": workers, "steps": sizes.steps, "units": sizes.units_per_round, "work_seconds": sizes.work_s}
 
 
@@ -76,7 +81,7 @@ def _totals(spec: JobPost, prices: Sequence[int], step_s: float, each_way: int) 
     units = spec.warm_rounds + (spec.rounds - spec.warm_rounds) * spec.units_per_round
     price = min(spec.reserve_price, prices[len(prices) // 2]) if prices else spec.reserve_price
     pay = units * price
-    audits = min(units * min(spec.audit_fee, price) * spec.audit_floor_ppm // PPM, spec.audit_budget)
+    audits = min(_audits(spec) * min(spec.audit_fee, price), spec.audit_budget)
     waits_s = (spec.bid_ms + spec.hold_ms) / SECOND_MS
     return {
         "units": units,
@@ -84,6 +89,17 @@ def _totals(spec: JobPost, prices: Sequence[int], step_s: float, each_way: int) 
         "likely_price": price,
         "likely_credits": pay + pay * spec.merit_ppm // PPM + audits,
     }
+
+
+def _audits(spec: JobPost) -> int:
+    """Return how many audits workers without a record get: one is drawn in each round, and the lottery's.
+
+    A unit's chance is 1 / (1 + valid units before it), and no less than the floor (docs/rules.md).
+    """
+    chances = [max(spec.audit_floor_ppm, PPM // (1 + before)) for before in range(spec.rounds)]
+    full = sum(chances[: spec.rounds - spec.warm_rounds]) * spec.units_per_round
+    units = spec.warm_rounds + (spec.rounds - spec.warm_rounds) * spec.units_per_round
+    return min(units, spec.rounds + full // PPM)
 
 
 def _round_s(h: int, step_s: float, each_way: int) -> float:
@@ -114,7 +130,7 @@ def _warnings(spec: JobPost, memory_bytes: int, step_s: float) -> list[str]:
 def cost_rows(value: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return an outlook as (what, value) texts."""
     fewer = "" if value["times_fewer"] is None else f", {value['times_fewer']:,.0f} times fewer"
-    memory = f"{value['memory_bytes'] / 2**20:,.0f} MiB at most in one step" if value["memory_bytes"] else "unknown"
+    memory = f"{value['memory_bytes'] / 2**20:,.1f} MiB at most in one step" if value["memory_bytes"] else "unknown"
     return [
         (
             "update",

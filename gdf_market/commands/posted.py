@@ -25,7 +25,7 @@ from gdf_market.commands.progress import RoundMetrics, metrics_of, require_job, 
 from gdf_market.commands.reading import open_ledger
 from gdf_market.commands.session import with_client
 from gdf_market.commands.watch import look
-from gdf_market.errors import UnreachableError
+from gdf_market.errors import UnreachableError, UsageError, ensure
 from gdf_market.node.datadir import DataDir
 from gdf_market.node.settings import default_data_dir
 
@@ -73,7 +73,13 @@ class PostedJob:
 
     def load(self, *, wait: bool = False) -> nn.Module:
         """Load the latest checkpoint into the owner's module and return it."""
-        self.model.load_state_dict(self.checkpoint(wait=wait))
+        found = self.checkpoint(wait=wait)
+        own = {name: tensor.shape for name, tensor in self.model.state_dict().items()}
+        ensure(
+            own == {name: tensor.shape for name, tensor in found.items()},
+            UsageError(f"job {self.id[:12]} trained another model; name the job of this one"),
+        )
+        self.model.load_state_dict(found)
         return self.model
 
     def _settled(self) -> list[RoundMetrics]:

@@ -39,6 +39,11 @@ class Terms:
     device_class: str = "cpu-fp32"
 
 
+# the options of the command line, for who knows them from there
+_ALIASES = {f"{name}_seconds": f"{name}_s" for name in ("bid", "work", "phase", "audit", "hold")}
+_ALIASES["deadline_minutes"] = "deadline_min"
+
+
 def terms_of(job: Job, given: dict[str, Any]) -> Terms:
     """Return what is asked for: what is given and not None, else what the job says, else the usual.
 
@@ -46,12 +51,15 @@ def terms_of(job: Job, given: dict[str, Any]) -> Terms:
     """
     own = {"rounds": job.rounds, "units": job.units, "max_price": job.max_price}
     own["device_class"] = f"cpu-{job.precision}"
-    asked = {name: value for name, value in given.items() if value is not None}
+    asked = {_ALIASES.get(name, name): value for name, value in given.items() if value is not None}
     chosen = {name: value for name, value in (own | asked).items() if value is not None}
     known = [field.name for field in dataclasses.fields(Terms)]
     unknown = sorted(set(chosen) - set(known))
     if unknown:
         raise UsageError(f"there is no term {', '.join(unknown)}; the terms are {', '.join(known)}")
+    rounds, warm = chosen.get("rounds", Terms.rounds), chosen.get("warm_rounds", 0)
+    if warm > rounds:
+        raise UsageError(f"--warm-rounds {warm} exceeds --rounds {rounds}; lower it")
     price = parse_price(chosen.pop("max_price", None))
     bond, fee = chosen.pop("bond", None), chosen.pop("audit_fee", None)
     return Terms(

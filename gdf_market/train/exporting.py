@@ -37,7 +37,7 @@ def check_forward(wrapped: nn.Module, samples: Sequence[torch.Tensor]) -> None:
         shapes = ", ".join(f"{dtype_name(sample)}{list(sample.shape)}" for sample in samples)
         raise UsageError(
             f"The model's forward does not take a batch ({shapes}){place_of_error(error, wrapped)}: {summary(error)}. "
-            "Check the data's shapes, and its context and vocabulary if it is a text, against the model's."
+            "Check the data's shapes and largest values against the model's, and whether Job needs a loss=."
         ) from error
     finally:
         with torch.no_grad():

@@ -84,7 +84,7 @@ class Job:
     final_lr: float = 0.0  # share of the learning rate that the schedule ends with
     outer_lr: float | None = None
     outer_momentum: float | None = None  # Nesterov
-    codec_bits: int = 4  # bits per value of an update
+    codec_bits: int | None = None  # bits per value of an update: 4, or 8 in bfloat16
     codec_block: int = 64  # values that share a scale
     codec_density: float = 1.0  # share of the values that an update holds
     # terms
@@ -126,7 +126,7 @@ class Job:
             "batch": (self.batch, 1, 65_536),
             "rewarm": (0 if self.rewarm is None else self.rewarm, 0, self.steps),
             "warmup": (self.warmup, 0, MAX_STEPS * MAX_ROUNDS),
-            "codec_bits": (self.codec_bits, 2, 8),
+            "codec_bits": (self.update_bits, 2, 8),
             "codec_block": (self.codec_block, 16, 4_096),
             "rounds": (1 if self.rounds is None else self.rounds, 1, MAX_ROUNDS),
             "units": (1 if self.units is None else self.units, 1, MAX_UNITS_PER_ROUND),
@@ -151,13 +151,20 @@ class Job:
         check_number("outer_lr", 1 if self.outer_lr is None else self.outer_lr, 1e-6, 1_000)
         check_number("outer_momentum", 0 if self.outer_momentum is None else self.outer_momentum, 0, 0.999999)
         check_number("codec_density", self.codec_density, LEAST_DENSITY, 1)
-        if self.codec_bits == 2:  # wider ones would round small values, and small cheats, to nothing: docs/adr/0011
+        if self.update_bits == 2:  # wider ones would round small values, and small cheats, to nothing: docs/adr/0011
             fits = self.codec_block <= WIDEST_BLOCK_OF_2_BITS
             check(fits, "codec_block", self.codec_block, f"at most {WIDEST_BLOCK_OF_2_BITS} with codec_bits=2")
         if self.precision == "bf16":  # where honest reruns and cheats were told apart: docs/adr/0004
-            check(self.codec_bits == 8, "codec_bits", self.codec_bits, '8 with precision="bf16"')
+            check(self.update_bits == 8, "codec_bits", self.codec_bits, '8 with precision="bf16"')
             check(self.codec_density == 1, "codec_density", self.codec_density, '1 with precision="bf16"')
             check(self.steps <= BF16_STEPS, "steps", self.steps, f'at most {BF16_STEPS} with precision="bf16"')
+
+    @property
+    def update_bits(self) -> int:
+        """The bits per value of an update."""
+        if self.codec_bits is not None:
+            return self.codec_bits
+        return 8 if self.precision == "bf16" else 4
 
     def _check_data(self) -> None:
         data = self.dataset
@@ -266,7 +273,7 @@ class Job:
             rewarm_steps=_rewarm(self.steps) if self.rewarm is None else self.rewarm,
             outer_lr_ppm=round((outer_lr if self.outer_lr is None else self.outer_lr) * PPM),
             outer_momentum_ppm=round((outer_momentum if self.outer_momentum is None else self.outer_momentum) * PPM),
-            codec_bits=self.codec_bits,
+            codec_bits=self.update_bits,
             codec_block=self.codec_block,
             codec_density_ppm=round(self.codec_density * PPM),
             precision=self.precision,

@@ -16,7 +16,8 @@ _MAX_SCALE = 1_000
 
 def check(good: bool, name: str, value: object, expected: str) -> None:
     """Raise UsageError unless ``good``."""
-    ensure(good, UsageError(f"{name}={str(value)[:60]!r} is not usable; it has to be {expected}"))
+    shown = repr(value if isinstance(value, int | float | str) else str(value))[:62]
+    ensure(good, UsageError(f"{name}={shown} is not usable; it has to be {expected}"))
 
 
 def check_whole(name: str, value: object, low: int, high: int) -> None:

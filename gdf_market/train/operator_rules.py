@@ -13,6 +13,8 @@ from gdf_market.train.noise import cut_of
 from gdf_market.train.operators import DROPOUT, resolve
 
 MAX_PIECES = 4_096  # tensors that one split, chunk or unbind may return
+MAX_LAYERS = 64  # of one recurrent operator, each direction counted
+MAX_LAYER_STEPS = 16_384  # layers times steps of one recurrent operator: it takes each of them on its own
 
 Named = dict[str, Any]
 
@@ -42,8 +44,28 @@ def _no_dropout(named: Named) -> None:
     ensure(named["dropout_p"] == 0, MalformedError("attention with dropout cannot be re-executed"))
 
 
-def _no_layer_dropout(named: Named) -> None:
+def _bounded_recurrence(named: Named) -> None:
+    """A recurrent operator takes layer by layer and step by step: a small argument could keep it busy for ever."""
     ensure(named["dropout"] == 0, MalformedError("recurrent layers with dropout cannot be re-executed"))
+    given, states, layers = named["input"], named["hx"], named["num_layers"]
+    whole = type(layers) is int and isinstance(given, torch.Tensor) and given.ndim == 3
+    ensure(whole, MalformedError("a recurrent operator takes [rows, steps, values] and a number of layers"))
+    layers *= 2 if named["bidirectional"] is True else 1
+    ensure(0 < layers <= MAX_LAYERS, OversizedError(f"{layers} recurrent layers; at most {MAX_LAYERS}"))
+    for state in states if isinstance(states, list | tuple) else [states]:
+        fits = isinstance(state, torch.Tensor) and state.ndim == 3 and state.shape[0] == layers
+        ensure(fits, MalformedError(f"a recurrent state that is none of {layers} layers"))
+    steps = given.shape[1 if named["batch_first"] is True else 0]
+    ensure(
+        layers * steps <= MAX_LAYER_STEPS,
+        OversizedError(f"{layers} recurrent layers of {steps} steps; at most {MAX_LAYER_STEPS} in all"),
+    )
+
+
+def _no_negative_padding(named: Named) -> None:
+    padding = named["padding"]
+    whole = isinstance(padding, str) or all(type(each) is int and each >= 0 for each in padding)
+    ensure(whole, MalformedError(f"a convolution with padding {padding}"))
 
 
 def _no_updates(named: Named) -> None:
@@ -96,12 +118,17 @@ _ELEMENTWISE_LOSSES = (
     *("binary_cross_entropy", "binary_cross_entropy_with_logits", "hinge_embedding_loss", "huber_loss", "kl_div"),
     *("l1_loss", "mse_loss", "poisson_nll_loss", "smooth_l1_loss", "soft_margin_loss"),
 )
+_CONVOLUTIONS = (
+    *("conv1d.default", "conv2d.default", "conv3d.default", "convolution.default"),
+    *("conv_transpose1d.default", "conv_transpose2d.input", "conv_transpose3d.input"),
+)
 _RULES: dict[str, Callable[[Named], None]] = {
     "aten.scaled_dot_product_attention.default": _no_dropout,
-    "aten.lstm.input": _no_layer_dropout,
-    "aten.gru.input": _no_layer_dropout,
-    "aten.rnn_tanh.input": _no_layer_dropout,
-    "aten.rnn_relu.input": _no_layer_dropout,
+    "aten.lstm.input": _bounded_recurrence,
+    "aten.gru.input": _bounded_recurrence,
+    "aten.rnn_tanh.input": _bounded_recurrence,
+    "aten.rnn_relu.input": _bounded_recurrence,
+    **{f"aten.{name}": _no_negative_padding for name in _CONVOLUTIONS},
     "aten.batch_norm.default": _no_updates,
     "aten.instance_norm.default": _no_updates,
     **{f"aten.{name}.default": _no_outer_product for name in _ELEMENTWISE_LOSSES},

@@ -150,5 +150,6 @@ def _padded(block: Array, name: str, length: int) -> Array:
 def _ragged(name: str, shapes: set[tuple[int, ...]], end: int) -> UsageError:
     first, second = sorted(shapes, key=str)[:2]
     return UsageError(
-        f"{name!r} has the shapes {list(first)} and {list(second)} within the first {end} rows; make them one"
+        f"{name!r} has the shapes {list(first)} and {list(second)} within the first {end} rows; make them one "
+        "(in rows with a field input_ids, token lists are padded to context)"
     )

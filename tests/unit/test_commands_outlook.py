@@ -65,7 +65,8 @@ def test_credits_and_time_of_the_whole_job() -> None:
     value = outlook(spec, {"step_s": 1.0}, [])
     assert value["units"] == units
     pay = units * price
-    assert value["likely_credits"] == pay + pay // 10 + units * CREDIT // 10
+    audits = 10 + 4  # one in each round, and 2 * (1 + 1/2 + ... + 1/6) by lottery
+    assert value["likely_credits"] == pay + pay // 10 + audits * CREDIT
     assert value["total_seconds"] == pytest.approx(5 + 60 + 10 * 20, abs=0.1)
     cheap = outlook(spec, {"step_s": 1.0}, [CREDIT, 2 * CREDIT, 99 * CREDIT])
     assert cheap["likely_price"] == 2 * CREDIT
@@ -136,7 +137,7 @@ def test_the_figures_are_shown_and_plain_json() -> None:
         assert word in shown
     rows = dict(cost_rows(value))
     assert "times fewer" in rows["per token"]
-    assert "1 MiB" in rows["memory"]
+    assert "1.0 MiB" in rows["memory"]
 
 
 def test_sparse_updates_are_estimated_by_what_they_hold() -> None:

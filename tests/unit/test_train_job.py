@@ -269,10 +269,10 @@ def test_the_example_is_what_a_pytorch_user_would_write() -> None:
 @pytest.mark.parametrize(
     ("values", "name"),
     [
-        ({"codec_bits": 2, "codec_block": 512}, "codec_block='512'"),
-        ({"precision": "bf16"}, "codec_bits='4'"),
-        ({"precision": "bf16", "codec_bits": 8, "codec_density": 0.5}, "codec_density='0.5'"),
-        ({"precision": "bf16", "codec_bits": 8, "steps": 101}, "steps='101'"),
+        ({"codec_bits": 2, "codec_block": 512}, "codec_block=512"),
+        ({"precision": "bf16", "codec_bits": 4}, "codec_bits=4"),
+        ({"precision": "bf16", "codec_density": 0.5}, "codec_density=0.5"),
+        ({"precision": "bf16", "steps": 101}, "steps=101"),
     ],
 )
 def test_recipes_that_no_verdict_was_measured_for_are_refused(values: dict[str, Any], name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import safetensors.torch
@@ -313,3 +314,36 @@ def test_empty_and_oversized_parameters_are_refused() -> None:
         bad = graph(VOCAB, parameters=(table, Parameter(name="head", shape=(1,), group=0)))
         with pytest.raises(PeerError):
             check_structure(Program(bad, program().constants))
+
+
+def recurrent(name: str, *, layers: int, states: int, steps: int) -> Graph:
+    """The example with a recurrent operator beside it, whose sizes are free."""
+    made = graph(dataset().vocab)
+    first = len(made.train.inputs) + len(made.train.nodes)
+    zeros = [
+        Node(op="aten.zeros.default", args=[[steps, 1, 1]], kwargs={}),
+        Node(op="aten.zeros.default", args=[[states, 1, 1]], kwargs={}),
+        Node(op="aten.zeros.default", args=[[1, 1]], kwargs={}),
+    ]
+    weights = [{"value": first + 2}] * 2 * layers
+    state: Any = [{"value": first + 1}] * 2 if name == "lstm" else {"value": first + 1}
+    arguments = [{"value": first}, state, weights, False, layers, {"float": (0.0).hex()}, True, False, False]
+    call = Node(op=f"aten.{name}.input", args=arguments, kwargs={})
+    train = msgspec.structs.replace(made.train, nodes=(*made.train.nodes, *zeros, call))
+    return msgspec.structs.replace(made, train=train)
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "rnn_tanh", "rnn_relu"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"layers": 1, "states": 10_000_000, "steps": 2},
+        {"layers": 1, "states": 1, "steps": 1_000_000},
+        {"layers": 65, "states": 65, "steps": 2},
+    ],
+)
+def test_recurrent_operators_are_bounded_before_they_run(name: str, sizes: dict[str, int]) -> None:
+    """They take layer by layer and step by step, even on the meta device."""
+    program = Program(recurrent(name, **sizes), {"scale": torch.tensor(2.0)})
+    with pytest.raises(PeerError, match="recurrent"):
+        Program.from_bytes(program.to_bytes())
