@@ -45,7 +45,7 @@ def alone() -> Operations:
 
 def fields(unit: UnitRequest, **changes: Any) -> dict[str, Any]:
     paths = {name: str(getattr(unit, name)) for name in ("program", "data", "content", "checkpoint")}
-    place = {"job": unit.job, "round": unit.round, "shard": unit.shard, "shards": unit.shards}
+    place = {"job": unit.job, "round": unit.round, "done": unit.done, "shard": unit.shard, "shards": unit.shards}
     return {**paths, **place, "recipe": unit.recipe, "devices": TWO} | changes
 
 
@@ -83,7 +83,9 @@ def test_two_processes_compute_what_one_does(unit: UnitRequest, alone: Operation
 
 
 def probe_fields(unit: UnitRequest) -> dict[str, Any]:
-    return {name: value for name, value in fields(unit).items() if name not in ("job", "round", "shard", "shards")}
+    return {
+        name: value for name, value in fields(unit).items() if name not in ("job", "round", "done", "shard", "shards")
+    }
 
 
 @pytest.mark.e2e
