@@ -62,14 +62,14 @@ def make_case(name: str, width: int, layers: int, folder: Path, threads: int) ->
     recipe = prepared.recipe
     files = {
         "program": prepared.program,
-        "content": prepared.content,
         "data": encode(prepared.manifest("0" * 64)),
         "checkpoint": prepared.checkpoint,
     }
     for file, data in files.items():
         (folder / file).write_bytes(data)
+    prepared.dataset.write(folder / "content")
     request = TrainRequest(
-        **{file: str(folder / file) for file in files},
+        **{file: str(folder / file) for file in (*files, "content")},
         recipe=recipe,
         job=JOB,
         round=0,
