@@ -1051,7 +1051,7 @@ for _name, _class, _config, _batch in (
     ("RoBERTa", "RobertaForSequenceClassification", lambda t: t.RobertaConfig(**ENCODER), classified),
     ("ELECTRA", "ElectraForSequenceClassification", lambda t: t.ElectraConfig(**ALBERT), classified),
     ("ALBERT", "AlbertForSequenceClassification", lambda t: t.AlbertConfig(**ALBERT), classified),
-    ("T5", "T5ForConditionalGeneration", lambda t: t.T5Config(**T5), pairs),
+    ("T5", "T5ForConditionalGeneration", lambda t: t.T5Config(**T5, decoder_start_token_id=0), pairs),
 ):
     hugging_face(_name, _class, _config, _batch, TEXT)
 hugging_face(

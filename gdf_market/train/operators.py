@@ -30,7 +30,8 @@ gt.Tensor hardshrink.default hardsigmoid.default hardswish.default hardtanh.defa
 isin.Tensor_Scalar isin.Tensor_Tensor isinf.default isnan.default le.Scalar le.Tensor leaky_relu.default lerp.Scalar
 lerp.Tensor lgamma.default log.default log10.default log1p.default log2.default log_sigmoid.default
 logaddexp.default logaddexp2.default logical_and.default logical_not.default logical_or.default logical_xor.default
-logit.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor maximum.default minimum.default mish.default
+logit.default lt.Scalar lt.Tensor masked_fill.Scalar masked_fill.Tensor max.other maximum.default min.other
+minimum.default mish.default
 mul.Scalar mul.Tensor nan_to_num.default ne.Scalar ne.Tensor neg.default pow.Scalar pow.Tensor_Scalar
 pow.Tensor_Tensor prelu.default rad2deg.default reciprocal.default relu.default relu6.default remainder.Scalar
 remainder.Tensor round.default rsqrt.default rsub.Scalar selu.default sgn.default sigmoid.default sign.default
