@@ -18,6 +18,7 @@ POISONS = ["sign-flip", "label-flip", "lazy", "noise"]
 )
 @click.option("--units", type=click.IntRange(1, 64), help="Units per round this machine can do.")
 @click.option("--threads", type=click.IntRange(0, 1_024), help="CPU threads for training (0: torch chooses).")
+@click.option("--devices", metavar="LIST", help="Where a unit is computed, several together: cuda:0,cuda:1.")
 @click.option("--device-class", help="Device class to bid with (default cpu-fp32).")
 @click.option("--test-poison", type=click.Choice(POISONS), hidden=True, help="Cheat on purpose; test networks only.")
 @click.option("--log-level", help="debug, info, warning or error.")
@@ -28,6 +29,7 @@ def work(
     min_price: str | None,
     units: int | None,
     threads: int | None,
+    devices: str | None,
     device_class: str | None,
     test_poison: str | None,
     log_level: str | None,
@@ -45,5 +47,6 @@ def work(
         min_price=parse_credits(min_price) if min_price is not None else None,
         units=units,
         threads=threads,
+        devices=devices,
         device_class=device_class,
     )

@@ -34,6 +34,7 @@ from gdf_market.node.control import ControlHost
 from gdf_market.node.datadir import DataDir, write_atomic
 from gdf_market.node.journal import Journal
 from gdf_market.node.ledger_service import LedgerService, now_ms
+from gdf_market.node.machine import unit_memory_bytes
 from gdf_market.node.roles import Roles
 from gdf_market.node.settings import Settings
 from gdf_market.node.trainer import Trainer
@@ -267,9 +268,14 @@ def _punish(control: ControlHost, peer: str, error: PeerError) -> None:
         control.disconnect(peer, error)
 
 
-def _device(device_class: str) -> str:
-    """Return what torch calls the device of a class such as cuda-fp32."""
-    return "cuda" if device_class.startswith("cuda") else "cpu"
+def _trainer(settings: Settings) -> Trainer:
+    devices = settings.torch_devices()
+    return Trainer(
+        threads=settings.threads,
+        device=devices[0],
+        devices=devices if len(devices) > 1 else (),
+        memory_bytes=settings.memory_bytes or unit_memory_bytes(devices),
+    )
 
 
 @contextlib.contextmanager
@@ -312,7 +318,7 @@ async def open_node(
         holder: list[Node] = []
         async with (
             BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
-            Trainer(threads=settings.threads, device=_device(settings.device_class)) as trainer,
+            _trainer(settings) as trainer,
         ):
 
             def gone(peer: str) -> None:

@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import platformdirs
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from gdf_market.errors import UsageError
+from gdf_market.train.protocol import DEVICE_PATTERN, MAX_DEVICES
 from gdf_market.units import CREDIT
+
+Device = Annotated[str, Field(pattern=DEVICE_PATTERN)]
 
 _config_file: list[Path] = []  # set around construction; pydantic-settings builds its sources in a class method
 
@@ -19,6 +22,11 @@ _config_file: list[Path] = []  # set around construction; pydantic-settings buil
 def default_data_dir() -> Path:
     """Return the platform's data folder for this program."""
     return Path(platformdirs.user_data_dir("gdf-market", appauthor=False))
+
+
+def torch_device(device_class: str) -> str:
+    """Return what torch calls the device of a class such as cuda-fp32."""
+    return "cuda" if device_class.startswith("cuda") else "cpu"
 
 
 class Settings(BaseSettings):
@@ -31,6 +39,8 @@ class Settings(BaseSettings):
     bulk_port: int = Field(default=0, ge=0, le=65_535)
     bootstrap: Annotated[list[str], NoDecode] = []  # multiaddrs of peers; in GDF_BOOTSTRAP separated by commas
     device_class: str = "cpu-fp32"
+    devices: Annotated[list[Device], NoDecode] = Field(default=[], max_length=MAX_DEVICES)  # none: that of the class
+    memory_bytes: int = Field(default=0, ge=0)  # of a unit, per device; 0: what is sensible here
     threads: int = Field(default=0, ge=0, le=1_024)  # torch threads; 0 lets torch choose
     min_price: int = Field(default=CREDIT // 10, ge=1)  # micro-credits per unit this worker asks for
     units: int = Field(default=1, ge=1, le=64)  # units per round this worker offers
@@ -39,10 +49,22 @@ class Settings(BaseSettings):
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
     log_level: str = "warning"
 
-    @field_validator("bootstrap", mode="before")
+    @field_validator("bootstrap", "devices", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+    @model_validator(mode="after")
+    def _devices_of_class(self) -> Settings:
+        kind = torch_device(self.device_class)
+        for device in self.devices:
+            if not device.startswith(kind):
+                raise ValueError(f"device {device} is not of the class {self.device_class}; set device_class, too")
+        return self
+
+    def torch_devices(self) -> tuple[str, ...]:
+        """Return the devices on which a unit is computed, as torch names them; at least one."""
+        return tuple(self.devices) or (torch_device(self.device_class),)
 
     @classmethod
     def settings_customise_sources(
@@ -90,7 +112,8 @@ def load_settings(config: Path, **flags: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
-        raise UsageError(f"setting {name}={first['input']!r}: {first['msg']}") from None
+        where = f"setting {name}={first['input']!r}" if name else "settings"
+        raise UsageError(f"{where}: {first['msg']}") from None
     except SettingsError as error:
         raise UsageError(f"a setting in the environment is unusable: {error}") from None
     finally:

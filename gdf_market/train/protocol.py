@@ -19,7 +19,8 @@ DEFAULT_MEMORY_BYTES = 16 * 2**30
 MAX_DEVICES = 64
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
-Device = Annotated[str, msgspec.Meta(pattern=r"\A(cpu|cuda(:[0-9]{1,2})?)\Z")]
+DEVICE_PATTERN = r"^(cpu|cuda(:[0-9]{1,2})?)$"
+Device = Annotated[str, msgspec.Meta(pattern=DEVICE_PATTERN)]
 
 
 class Request(Record, frozen=True, kw_only=True, tag_field="op"):

@@ -51,6 +51,8 @@ def test_addresses_in_the_environment_are_separated_by_commas(config: Path, monk
         ("min_price = 0", ("min_price", "0")),
         ("listen_port = 65536", ("listen_port", "65536")),
         ("bootstrap = 3", ("bootstrap", "3")),
+        ("devices = ['gpu']", ("devices", "gpu")),
+        ("devices = ['cuda:0']", ("cuda:0", "cpu-fp32", "device_class")),
         ("unit = 2", ("'unit'", "units")),
         ("units = ", ("not valid TOML",)),
         ("units = '\udcff'", ("not valid TOML",)),
@@ -73,3 +75,10 @@ def test_an_unreadable_file_is_named(config: Path) -> None:
     config.mkdir()
     with pytest.raises(UsageError, match=r"config\.toml"):
         load_settings(config)
+
+
+def test_devices_are_of_the_class(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(config).torch_devices() == ("cpu",)
+    assert load_settings(config, device_class="cuda-fp32").torch_devices() == ("cuda",)
+    monkeypatch.setenv("GDF_DEVICES", "cuda:0, cuda:1")
+    assert load_settings(config, device_class="cuda-fp32").torch_devices() == ("cuda:0", "cuda:1")
