@@ -7,9 +7,11 @@ import sys
 from importlib import metadata
 
 import rich_click as click
+import trio
 
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.commands.session import configure_logging, run_async, running_node
+from gdf_market.commands.shift import show_shift
 from gdf_market.errors import GdfError, UnreachableError, UsageError
 from gdf_market.node.client import NodeClient
 from gdf_market.units import format_credits
@@ -63,7 +65,11 @@ def run_node(
                 {"account": opened.context.account, "addresses": opened.control.addresses, "invite": invite},
                 lambda: f"account  {opened.context.account}\ninvite   {invite}\nrunning  Ctrl-C stops it",
             )
-            await opened.wait_stopped()
+            async with trio.open_nursery() as nursery:
+                if worker:
+                    nursery.start_soon(show_shift, app, opened)
+                await opened.wait_stopped()
+                nursery.cancel_scope.cancel()
         app.say("stopped")
 
     run_async(main)
