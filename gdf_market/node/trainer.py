@@ -57,6 +57,24 @@ class AuditResult:
 
 
 @dataclass(frozen=True)
+class StateResult:
+    """``state`` is the file; ``sketch`` that of the unit's change after its last step."""
+
+    state: Path
+    sketch: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class ReplayResult:
+    """What an arbiter commits to; see protocol.ReplayReply."""
+
+    state_distance_ppb: int
+    sketch: tuple[int, ...]
+    seeded: tuple[int, ...]
+    excess_ppb: int
+
+
+@dataclass(frozen=True)
 class OutcomeResult:
     """The fields of messages.Outcome but the checkpoint's id; ``checkpoint`` is the file."""
 
@@ -121,6 +139,38 @@ class Trainer:
         message = protocol.AuditRequest(**_unit(request, self._resources), claim=_text(claim))
         reply = await self._runner.ask(message, protocol.AuditReply)
         return AuditResult(reply.excess_ppb, reply.distance_ppb, reply.sketches, reply.seconds)
+
+    async def state(self, request: UnitRequest, *, step: int, out: Path) -> StateResult:
+        """Run the first ``step`` steps of a unit and write its state after them to ``out``."""
+        message = protocol.StateRequest(**_unit(request, self._resources), step=step, out=_text(out))
+        reply = await self._runner.ask(message, protocol.StateReply)
+        return StateResult(Path(reply.path), reply.sketch)
+
+    async def replay(
+        self,
+        request: UnitRequest,
+        *,
+        step: int,
+        seed: str,
+        worker_state: Path | None = None,
+        accuser_state: Path | None = None,
+        claim: Path | None = None,
+    ) -> ReplayResult:
+        """Compare two states of a unit before step ``step`` and run that step from the worker's.
+
+        Without states (step 0) it runs from the checkpoint; at the number of steps only ``claim`` is measured.
+        ``seed``: 32 bytes in hex, of the second projection.
+        """
+        message = protocol.ReplayRequest(
+            **_unit(request, self._resources),
+            step=step,
+            worker_state=_text(worker_state) if worker_state else "",
+            accuser_state=_text(accuser_state) if accuser_state else "",
+            claim=_text(claim) if claim else "",
+            seed=seed,
+        )
+        reply = await self._runner.ask(message, protocol.ReplayReply)
+        return ReplayResult(reply.state_distance_ppb, reply.sketch, reply.seeded, reply.excess_ppb)
 
     async def outcome(
         self,

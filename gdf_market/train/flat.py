@@ -36,6 +36,10 @@ class FlatModule:
         change: Floats = self._start - self.values.cpu().numpy()
         return change
 
+    def move_to(self, parameters: Floats) -> None:
+        """Set the weights, f32[n]; the change still counts from the first ones."""
+        self.values.copy_(torch.from_numpy(np.array(parameters, np.float32)))
+
     def clip(self, limit: float) -> None:
         """Scale the gradient down to norm ``limit``, as ``torch.nn.utils.clip_grad_norm_`` does."""
         norm = torch.linalg.vector_norm(self.gradient)

@@ -6,6 +6,7 @@ What belongs to verification comes in as functions (``Verification``), because
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -45,14 +46,20 @@ from gdf_market.train.protocol import (
     OutcomeRequest,
     ProbeReply,
     ProbeRequest,
+    ReplayReply,
+    ReplayRequest,
     Request,
+    StateReply,
+    StateRequest,
     StatisticsReply,
     StatisticsRequest,
     TrainReply,
     TrainRequest,
     UnitFields,
 )
-from gdf_market.train.unit import ALONE, Report, Sketch, Team, UnitPlace, UnitRun, run_unit
+from gdf_market.train.replay import SeededSketch, give_state, replay
+from gdf_market.train.unit import ALONE, Report, Team, UnitPlace, UnitRun, run_unit
+from gdf_market.train.unit_state import UnitState
 
 Floats = npt.NDArray[np.float32]
 
@@ -89,7 +96,7 @@ class Outcome(Protocol):
 class Verification:
     """verifier.sketch.sketch, verifier.verdict.measure and verifier.outcome.compute_outcome."""
 
-    sketch: Sketch
+    sketch: SeededSketch
     measure: Callable[[bytes, Floats, Codec], Distances]
     outcome: Callable[[bytes, Mapping[int, bytes], Mapping[int, int], Recipe, int], Outcome]
 
@@ -116,6 +123,10 @@ class Operations:
             return self._train(request)
         if isinstance(request, AuditRequest):
             return self._audit(request)
+        if isinstance(request, StateRequest):
+            return self._state(request)
+        if isinstance(request, ReplayRequest):
+            return self._replay(request)
         if isinstance(request, OutcomeRequest):
             return self._outcome(request)
         if isinstance(request, EvaluateRequest):
@@ -155,6 +166,18 @@ class Operations:
             distance_ppb=distances.distance_ppb,
             sketches=run.sketches,
             seconds=time.perf_counter() - started,
+        )
+
+    def _state(self, request: StateRequest) -> StateReply:
+        return give_state(request, lambda begin, count: self._some_steps(request, begin, count))
+
+    def _replay(self, request: ReplayRequest) -> ReplayReply:
+        return replay(
+            request,
+            self._programs(request.program),
+            lambda begin, count: self._some_steps(request, begin, count),
+            self._verification.sketch,
+            lambda claim, dense, codec: self._verification.measure(claim, dense, codec).excess_ppb,
         )
 
     def _outcome(self, request: OutcomeRequest) -> OutcomeReply:
@@ -218,8 +241,12 @@ class Operations:
         )
 
     def _run(self, request: UnitFields, poison: str) -> UnitRun:
-        place = UnitPlace(request.job, request.round, request.shard, request.done)
-        unit = _Unit(request, request.recipe, place, request.shards, request.recipe.steps, poison)
+        return self._unit(_Unit.of(request, request.recipe.steps, poison), self._report)[1]
+
+    def _some_steps(self, request: UnitFields, begin: UnitState | None, count: int) -> UnitRun:
+        """Run ``count`` steps of a unit from a state of it, or from its first one, and keep the last state."""
+        end = count + (begin.step if begin else 0)
+        unit = replace(_Unit.of(request, end), begin=begin, keep_state=True)
         return self._unit(unit, self._report)[1]
 
     def _unit(self, unit: _Unit, report: Report) -> tuple[Fit, UnitRun]:
@@ -251,13 +278,15 @@ class Operations:
                 rows=fit.rows,
                 team=self._team,
                 report=report,
+                begin=unit.begin,
+                keep_state=unit.keep_state,
             )
 
         if unit.poison:
             labels = Labels.of(manifest)
             sketch = self._verification.sketch
             return fit, run_poisoned(unit.poison, run, batches, program.size, recipe, labels, sketch)
-        return fit, run(batches)
+        return fit, run(itertools.islice(batches, unit.begin.step if unit.begin else 0, None))
 
     def _load(self, request: DataFields) -> tuple[Program, DataManifest, Content]:
         """Return the program and its data.  Raises a PeerError unless they fit together."""
@@ -275,7 +304,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class _Unit:
-    """A unit to run, also only as a measurement."""
+    """A unit to run up to ``steps``, also only as a measurement; ``begin``: from this state of it."""
 
     request: DataFields
     recipe: Recipe
@@ -283,6 +312,13 @@ class _Unit:
     shards: int
     steps: int
     poison: str = ""
+    begin: UnitState | None = None
+    keep_state: bool = False
+
+    @classmethod
+    def of(cls, request: UnitFields, steps: int, poison: str = "") -> _Unit:
+        place = UnitPlace(request.job, request.round, request.shard, request.done)
+        return cls(request, request.recipe, place, request.shards, steps, poison)
 
     @classmethod
     def first_of(cls, request: ProbeRequest) -> _Unit:

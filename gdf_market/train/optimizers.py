@@ -6,13 +6,17 @@ One rate fits all groups: where Muon applies, its steps are scaled to the root m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from gdf_market.messages import Recipe
-from gdf_market.train.graph import Graph, Group
+from gdf_market.train.graph import Graph, Group, Parameter
+from gdf_market.train.unit_state import ADAM_FIRST, ADAM_SECOND, MUON_AVERAGE, SGD_AVERAGE
 from gdf_market.units import PPM
 
 # Larger than torch's 1e-8: where the true gradient is zero (a key bias of attention), Adam would turn rounding noise
@@ -26,6 +30,46 @@ _ITERATIONS = 5
 _RMS = 0.2  # root mean square of AdamW's steps
 _LEAST_NORM = 1e-7
 
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One kind of state: its name in a file, torch's name, and whether Muon keeps it."""
+
+    name: str
+    key: str
+    of_muon: bool = False
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """Who keeps a kind of state, and for which weights, in the program's order."""
+
+    kind: _Kind
+    optimizer: torch.optim.Optimizer
+    weights: list[torch.Tensor]
+
+
+def _kinds(recipe: Recipe) -> list[_Kind]:
+    """Return the kinds of state that a recipe's optimizers keep, in the order of a file."""
+    if recipe.inner == "sgd":
+        return [_Kind(SGD_AVERAGE, "momentum_buffer")] if recipe.beta1_ppm else []
+    adam = [_Kind(ADAM_FIRST, "exp_avg"), _Kind(ADAM_SECOND, "exp_avg_sq")]
+    return [*adam, _Kind(MUON_AVERAGE, "momentum", of_muon=True)] if recipe.inner == "muon" else adam
+
+
+def state_layout(graph: Graph, recipe: Recipe) -> dict[str, int]:
+    """Return how many values of each kind of state a unit has after any of its steps; kinds without any are left out.
+
+    Each kind is flat, over the parameters that have it, in the program's order.
+    """
+    sizes = {False: 0, True: 0}
+    for parameter in graph.parameters:
+        count = int(np.prod(parameter.shape, dtype=np.int64))
+        sizes[_takes_muon(parameter, graph.groups[parameter.group], recipe)] += count
+    return {kind.name: sizes[kind.of_muon] for kind in _kinds(recipe) if sizes[kind.of_muon]}
+
 
 class InnerOptimizer:
     """All groups of a program; ``step(rate)`` moves the weights along the gradients that they hold."""
@@ -34,18 +78,21 @@ class InnerOptimizer:
         adam: list[dict[str, Any]] = []
         muon: list[dict[str, Any]] = []
         for index, group in enumerate(graph.groups):
-            members = [w for w, p in zip(weights, graph.parameters, strict=True) if p.group == index]
-            matrices = [w for w in members if _takes_muon(w, group, recipe)]
-            others = [w for w in members if not _takes_muon(w, group, recipe)]
+            members = [(w, p) for w, p in zip(weights, graph.parameters, strict=True) if p.group == index]
+            matrices = [w for w, p in members if _takes_muon(p, group, recipe)]
+            others = [w for w, p in members if not _takes_muon(p, group, recipe)]
             decay = recipe.weight_decay_ppm / PPM * (group.decay_ppm / PPM)
             for chosen, kind in ((matrices, muon), (others, adam)):
                 if chosen:
                     kind.append({"params": chosen, "weight_decay": decay, "scale": group.lr_ppm / PPM, "lr": 0.0})
-        self._optimizers: list[torch.optim.Optimizer] = []
-        if adam:
-            self._optimizers.append(_elementwise(adam, recipe))
-        if muon:
-            self._optimizers.append(Muon(muon))
+        built = {False: _elementwise(adam, recipe) if adam else None, True: Muon(muon) if muon else None}
+        self._optimizers: list[torch.optim.Optimizer] = [each for each in built.values() if each is not None]
+        taken = [_takes_muon(p, graph.groups[p.group], recipe) for p in graph.parameters]
+        self._kept = [
+            _Kept(kind, optimizer, [w for w, of_muon in zip(weights, taken, strict=True) if of_muon == kind.of_muon])
+            for kind in _kinds(recipe)
+            if (optimizer := built[kind.of_muon]) is not None
+        ]
 
     def step(self, rate: float) -> None:
         """Take one step; ``rate`` is the recipe's at this step, before the groups' scales."""
@@ -53,6 +100,29 @@ class InnerOptimizer:
             for group in optimizer.param_groups:
                 group["lr"] = rate * group["scale"]
             optimizer.step()
+
+    def state(self) -> dict[str, Floats]:
+        """Return a copy of each kind of state, as ``state_layout`` says, after the first step or a later one."""
+        return {
+            kept.kind.name: np.concatenate(
+                [kept.optimizer.state[weight][kept.kind.key].cpu().numpy().ravel() for weight in kept.weights]
+            )
+            for kept in self._kept
+        }
+
+    def restore(self, state: Mapping[str, Floats], steps: int) -> None:
+        """Go on where an optimizer with ``state`` was after ``steps`` steps."""
+        for kept in self._kept:
+            start = 0
+            for weight in kept.weights:
+                part = torch.from_numpy(state[kept.kind.name][start : start + weight.numel()].copy())
+                # Muon's are matrices, the others have the weight's shape
+                shape = (weight.shape[0], -1) if kept.kind.of_muon else weight.shape
+                own = kept.optimizer.state[weight]
+                own[kept.kind.key] = part.reshape(shape).to(weight.device)
+                if kept.kind.name == ADAM_FIRST:
+                    own["step"] = torch.tensor(float(steps), device=weight.device)
+                start += weight.numel()
 
 
 class Muon(torch.optim.Optimizer):
@@ -98,8 +168,8 @@ def orthogonalise(matrix: torch.Tensor) -> torch.Tensor:
     return found.T if tall else found
 
 
-def _takes_muon(weight: torch.Tensor, group: Group, recipe: Recipe) -> bool:
-    return recipe.inner == "muon" and group.muon and weight.ndim >= 2
+def _takes_muon(parameter: Parameter, group: Group, recipe: Recipe) -> bool:
+    return recipe.inner == "muon" and group.muon and len(parameter.shape) >= 2
 
 
 def _elementwise(groups: list[dict[str, Any]], recipe: Recipe) -> torch.optim.Optimizer:

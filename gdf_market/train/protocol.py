@@ -20,6 +20,7 @@ MAX_DEVICES = 64
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 DEVICE_PATTERN = r"^(cpu|cuda(:[0-9]{1,2})?)$"
+OptionalPath = Annotated[str, msgspec.Meta(max_length=4_096)]
 Device = Annotated[str, msgspec.Meta(pattern=DEVICE_PATTERN)]
 
 
@@ -65,6 +66,27 @@ class AuditRequest(UnitFields, frozen=True, kw_only=True, tag="audit"):
     claim: Path
 
 
+class StateRequest(UnitFields, frozen=True, kw_only=True, tag="state"):
+    """The unit's state after ``step`` steps, written as safetensors (see unit_state.py)."""
+
+    step: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)]
+    out: Path
+
+
+class ReplayRequest(UnitFields, frozen=True, kw_only=True, tag="replay"):
+    """Compare two states of the unit before step ``step`` (0-based), and run that one step from the worker's.
+
+    At step 0 both states are "", the checkpoint.  At ``recipe.steps`` nothing is run, but ``claim``, the worker's
+    encoded update, is measured; otherwise it is "".  ``seed``: of a second projection for the sketch.
+    """
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=MAX_STEPS)]
+    worker_state: OptionalPath = ""
+    accuser_state: OptionalPath = ""
+    claim: OptionalPath = ""
+    seed: Hash
+
+
 class OutcomeRequest(Request, frozen=True, kw_only=True, tag="outcome"):
     program: Path
     checkpoint: Path
@@ -89,7 +111,16 @@ class ProbeRequest(DataFields, frozen=True, kw_only=True, tag="probe"):
     steps: Annotated[int, msgspec.Meta(ge=1, le=MAX_STEPS)] = 5
 
 
-AnyRequest = TrainRequest | AuditRequest | OutcomeRequest | EvaluateRequest | StatisticsRequest | ProbeRequest
+AnyRequest = (
+    TrainRequest
+    | AuditRequest
+    | StateRequest
+    | ReplayRequest
+    | OutcomeRequest
+    | EvaluateRequest
+    | StatisticsRequest
+    | ProbeRequest
+)
 
 Sketches = tuple[tuple[int, ...], ...]
 
@@ -109,6 +140,26 @@ class AuditReply(Record, frozen=True, kw_only=True):
     distance_ppb: UInt
     sketches: Sketches
     seconds: float
+
+
+class StateReply(Record, frozen=True, kw_only=True):
+    """``sketch`` is that of the state: of the unit's change after its last step."""
+
+    path: str
+    sketch: tuple[int, ...]
+
+
+class ReplayReply(Record, frozen=True, kw_only=True):
+    """``sketch`` and ``seeded`` (under the request's projection) are those of the unit's change after the step.
+
+    ``state_distance_ppb`` is relative to the worker's state.  ``excess_ppb`` is that of the claim over the worker's
+    state, 0 unless nothing was run.
+    """
+
+    state_distance_ppb: UInt
+    sketch: tuple[int, ...]
+    seeded: tuple[int, ...]
+    excess_ppb: UInt
 
 
 class OutcomeReply(Record, frozen=True, kw_only=True):

@@ -29,6 +29,7 @@ from gdf_market.train.noise import Noise
 from gdf_market.train.optimizers import InnerOptimizer
 from gdf_market.train.program import Program
 from gdf_market.train.schedule import learning_rate
+from gdf_market.train.unit_state import UnitState
 from gdf_market.units import PPM
 
 Floats = npt.NDArray[np.float32]
@@ -81,12 +82,14 @@ ALONE = _Alone()
 @dataclass(frozen=True)
 class UnitRun:
     """``delta`` f32[n] is the pseudo-gradient: checkpoint minus trained parameters, so that the outer step
-    is a descent.  ``sketches[i]`` is the sketch of the pseudo-gradient after step i."""
+    is a descent.  ``sketches[i]`` is the sketch of the pseudo-gradient after step i, counted from the first one
+    that was run.  ``state`` is there where it was asked for."""
 
     delta: Floats
     sketches: tuple[tuple[int, ...], ...]
     loss_first: float
     loss_last: float
+    state: UnitState | None = None
 
 
 def run_unit(
@@ -102,10 +105,13 @@ def run_unit(
     rows: int = 0,
     team: Team = ALONE,
     report: Report | None = None,
+    begin: UnitState | None = None,
+    keep_state: bool = False,
 ) -> UnitRun:
     """Train from ``parameters`` f32[n] on one batch per step; see UnitRun.
 
-    ``rows``: the most rows of a batch that are computed at once, 0 for all of them.
+    ``rows``: the most rows of a batch that are computed at once, 0 for all of them.  ``begin``: go on from this state
+    of the unit; ``batches`` are then those of its further steps.  ``keep_state``: return the state at the end.
 
     Raises DivergedError when a loss is not finite, MalformedError when parts are asked for of a program whose
     batches cannot be computed in parts, and what ``sketch`` raises.
@@ -118,16 +124,22 @@ def run_unit(
         trainee = FlatModule(program, parameters, device)
         optimizer = InnerOptimizer(list(trainee.module.weights), program.graph, recipe)
         work = _Work(trainee, recipe, place.noise_seed(), rows, team)
-        delta = trainee.change()
-        for step, batch in enumerate(batches):
+        if begin is not None:
+            trainee.move_to(begin.parameters)
+            optimizer.restore(begin.optimizer, begin.step)
+        delta, first = trainee.change(), begin.step if begin else 0
+        for step, batch in enumerate(batches, first):
             losses.append(work.differentiate(batch, step))
             optimizer.step(learning_rate(recipe, step, place.done))
             delta = trainee.change()
             sketches.append(sketch(delta))
             if report is not None:
                 report(step + 1, recipe.steps)
-    assert losses
-    return UnitRun(delta, tuple(sketches), losses[0], losses[-1])
+        assert losses
+        state = None
+        if keep_state:
+            state = UnitState(first + len(losses), trainee.values.cpu().numpy().copy(), optimizer.state())
+    return UnitRun(delta, tuple(sketches), losses[0], losses[-1], state)
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,14 @@ async def test_two_runners_with_other_threads_agree(unit: UnitRequest, tmp_path:
         for step, (own, other) in enumerate(zip(done.sketches, audit.sketches, strict=True)):
             far = sum((a - b) ** 2 for a, b in zip(own, other, strict=True)) ** 0.5
             assert far < 1e-4 * sum(a**2 for a in own) ** 0.5, f"sketches differ at step {step}"
+        given = [await each.state(unit, step=4, out=tmp_path / name) for each, name in ((one, "s1"), (two, "s2"))]
+        assert given[0].sketch == done.sketches[3]
+        judged = await two.replay(
+            unit, step=4, worker_state=given[0].state, accuser_state=given[1].state, seed="5e" * 32
+        )
+        assert judged.state_distance_ppb < 100_000
+        far = sum((a - b) ** 2 for a, b in zip(judged.sketch, done.sketches[4], strict=True)) ** 0.5
+        assert far < 1e-4 * sum(a**2 for a in judged.sketch) ** 0.5
         cheat = await one.train(unit, out=second, poison="sign-flip")
         assert cheat.sketches[0] == tuple(-value for value in done.sketches[0])
         assert (await two.audit(unit, claim=second)).excess_ppb > 1_000_000_000
