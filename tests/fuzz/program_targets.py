@@ -10,10 +10,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from gdf_market.errors import PeerError
 from gdf_market.train.graph import Forward, Node
 from gdf_market.train.operators import ATEN, DROPOUT, INTEGER, ITEM
 from gdf_market.train.program import Program
+from gdf_market.train.unit_state import UnitState, pack_state, unpack_state
 from tests.fuzz.draw import Draw, Run, Target, canonical
 
 _OPERATORS = sorted((*ATEN, *INTEGER, ITEM, DROPOUT))
@@ -126,7 +129,26 @@ def prepare_constants() -> Run:
     return run
 
 
+def prepare_states() -> Run:
+    """States of a unit between two steps: bytes damaged anywhere, and headers of JSON altered."""
+    layout = {"adam.first": 3, "adam.second": 3, "muon.momentum": 4}
+    kept = {name: np.full(size, 0.5, np.float32) for name, size in layout.items()}
+    states = [pack_state(UnitState(step, np.ones(7, np.float32), kept)) for step in (3, 12)]
+    length = struct.unpack_from("<Q", states[0])[0]
+    header, data = json.loads(states[0][8 : 8 + length]), states[0][8 + length :]
+
+    def run(draw: Draw) -> None:
+        given = draw.bytes_like(states)
+        if draw.random() < 0.3:
+            altered = canonical(draw.altered(header))
+            given = struct.pack("<Q", draw.choice((len(altered), 2**63))) + altered + data
+        assert pack_state(unpack_state(given, layout, 7, 3)) == given
+
+    return run
+
+
 TARGETS = (
+    Target("unit state", prepare_states, (PeerError,), 0.05),
     Target("program graph", prepare_graphs, (PeerError,), 0.01),
     Target("program nodes", prepare_nodes, (PeerError,), 0.01),
     Target("program constants", prepare_constants, (PeerError,), 0.01),
