@@ -76,7 +76,8 @@ class Scene:
     ) -> unit.UnitRun:
         recipe = msgspec.structs.replace(self.recipe, lr_e9=round(self.recipe.lr_e9 * lr))
         given = self.batches if batches is None else batches
-        return unit.run_unit(self.program, self.parameters, given, recipe, sketch=sketch, threads=threads, rows=rows)
+        parts = unit.Parts(rows)
+        return unit.run_unit(self.program, self.parameters, given, recipe, sketch=sketch, threads=threads, parts=parts)
 
 
 @dataclasses.dataclass(frozen=True)

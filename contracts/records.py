@@ -207,6 +207,8 @@ class Unit(Record, frozen=True, kw_only=True):
     update: str = ""
     shard: UInt = 0
     sketch_root: str = ""
+    rows: UInt = 0  # of a batch that the worker computed at once; 0 for all
+    processes: UInt = 1  # that it divided each batch over
     audit_chance_ppm: Ppm = 0
     held_pay: UInt = 0
     held_merit: UInt = 0

@@ -63,13 +63,18 @@ def process_reveal(draft: Draft, body: Reveal) -> None:
     found = commitment(body.author, body.update, body.proof, body.sketch_root, body.salt)
     ensure(found == unit.commit, RuleError(f"the reveal hashes to {found}, the commit was {unit.commit}"))
     alpha = shard_alpha(body.job, body.round, body.slot, round_.seed)
+    spec = present(draft.job(body.job)).spec
+    most = spec.recipe.batch
+    ensure(body.rows < most, RuleError(f"{body.rows} rows at once are no part of a batch of {most}; 0 means all"))
     beta = vrf.verify(identity.public_key(body.author), alpha, bytes.fromhex(body.proof))
     draft.update(
         unit_key(body.job, body.round, body.slot),
         status="revealed",
         update=body.update,
         sketch_root=body.sketch_root,
-        shard=draw(beta, present(draft.job(body.job)).spec.shards),
+        rows=body.rows,
+        processes=body.processes,
+        shard=draw(beta, spec.shards),
     )
     emit(draft, "revealed", where_unit(unit))
 

@@ -41,6 +41,9 @@ MAX_STEPS = 1_000  # inner steps of a unit
 SKETCH_DIM = 32  # integers in one sketch
 MAX_OPENINGS = 8
 
+MAX_PROCESSES = 64  # that compute one unit together
+Processes = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
+
 Slot = Annotated[int, msgspec.Meta(ge=0, lt=MAX_UNITS_PER_ROUND)]
 Slots = Annotated[tuple[Slot, ...], msgspec.Meta(max_length=MAX_UNITS_PER_ROUND)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=80)]
@@ -157,7 +160,12 @@ class Commit(Body, frozen=True, kw_only=True, tag="commit"):
 
 
 class Reveal(Body, frozen=True, kw_only=True, tag="reveal"):
-    """Opens a commit: the shard drawn by VRF, the update's blob id, the root over step sketches."""
+    """Opens a commit: the shard drawn by VRF, the update's blob id, the root over step sketches.
+
+    ``rows`` (0: all) and ``processes``: the parts in which the worker computed its batches, so that an auditor whose
+    own parts give another result can compute it in the same ones: the worker need not trust the program's claim that
+    parts change nothing.
+    """
 
     job: Hash
     round: UInt
@@ -166,6 +174,8 @@ class Reveal(Body, frozen=True, kw_only=True, tag="reveal"):
     proof: VrfProof  # over shard_alpha(); beta modulo the job's shards is the shard
     sketch_root: Hash
     salt: Hash
+    rows: UInt = 0
+    processes: Processes = 1
 
 
 class Receipt(Body, frozen=True, kw_only=True, tag="receipt"):

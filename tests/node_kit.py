@@ -29,6 +29,8 @@ from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.settings import Settings, load_settings
 from gdf_market.node.trainer import AuditResult, OutcomeResult, TrainResult, UnitRequest
 from gdf_market.train.data import DataManifest
+from gdf_market.train.protocol import UnitParts
+from gdf_market.units import PPB
 from tests.contracts_world import STEPS, World, key_of
 
 SKETCHES = tuple(tuple(step * SKETCH_DIM + place for place in range(SKETCH_DIM)) for step in range(STEPS))
@@ -101,11 +103,16 @@ class LocalBulk:
 
 @dataclass
 class FakeTrainer:
-    """Answers like the runner, at once; ``step_s`` is what a probe measures, ``hangs`` never answers."""
+    """Answers like the runner, at once; ``step_s`` is what a probe measures, ``hangs`` never answers.
+
+    ``lies_about_parts``: its program gives another result unless it is computed in ``parts``.
+    """
 
     step_s: float = 0.001
     loss: int | None = 1_500_000
     hangs: bool = False
+    parts: UnitParts = field(default_factory=UnitParts)
+    lies_about_parts: bool = False
     progress: tuple[int, int] | None = None
     calls: Counter[str] = field(default_factory=Counter)
 
@@ -118,11 +125,13 @@ class FakeTrainer:
     async def train(self, request: UnitRequest, *, out: Path, poison: str = "") -> TrainResult:
         await self._called("train")
         out.write_bytes(f"update {request.round} {request.shard} {poison}".encode())  # noqa: ASYNC240
-        return TrainResult(out, SKETCHES, 2.0, 1.0, 0.1)
+        return TrainResult(out, SKETCHES, 2.0, 1.0, 0.1, self.parts)
 
     async def audit(self, request: UnitRequest, *, claim: Path) -> AuditResult:
         await self._called("audit")
-        return AuditResult(0, 0, SKETCHES, 0.1)
+        parts = request.parts or UnitParts()
+        excess_ppb = PPB if self.lies_about_parts and parts != self.parts else 0
+        return AuditResult(excess_ppb, 0, SKETCHES, 0.1, parts)
 
     async def outcome(self, *, updates: dict[int, Path], out: Path, **_: object) -> OutcomeResult:
         await self._called("outcome")

@@ -14,6 +14,7 @@ from typing import TypeVar
 from gdf_market.codec import Hash, Int, Record, UInt, VrfProof, decode, encode
 from gdf_market.errors import LocalError, PeerError, StorageError
 from gdf_market.node.datadir import write_atomic
+from gdf_market.train.protocol import UnitParts
 
 MAX_NOTE_BYTES = 8 << 20  # 1,000 steps x 32 integers of at most 17 characters, with room
 
@@ -29,6 +30,7 @@ class UnitNote(Record, frozen=True, kw_only=True):
     salt: Hash
     sketch_root: Hash
     sketches: tuple[tuple[Int, ...], ...]
+    parts: UnitParts = UnitParts()  # in which the batches were computed
 
 
 class AuditNote(Record, frozen=True, kw_only=True):
@@ -42,6 +44,7 @@ class AuditNote(Record, frozen=True, kw_only=True):
     salt: Hash
     sketch_root: Hash
     sketches: tuple[tuple[Int, ...], ...]
+    parts: UnitParts = UnitParts()
 
 
 NoteT = TypeVar("NoteT", UnitNote, AuditNote)

@@ -11,11 +11,13 @@ import contextlib
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import structlog
 import trio
 
+from contracts.parameters import verdict
 from contracts.records import Job, Round, Unit
 from contracts.rounds import get_recipe
 from contracts.views import Action, pending_actions
@@ -39,8 +41,9 @@ from gdf_market.node.context import JobFiles, NodeContext
 from gdf_market.node.journal import AuditNote, UnitNote
 from gdf_market.node.ledger_service import now_ms
 from gdf_market.node.runner_process import TrainerError
-from gdf_market.node.trainer import UnitRequest
+from gdf_market.node.trainer import AuditResult, UnitRequest
 from gdf_market.train.codec import Codec
+from gdf_market.train.protocol import UnitParts
 from gdf_market.units import SECOND_MS
 from verifier.sketch import openings, sketch_tree
 from verifier.sortition import audit_ticket, draw_shard
@@ -169,6 +172,7 @@ class Roles:
             salt=secrets.token_hex(32),
             sketch_root=sketch_tree(run.sketches).root().hex(),
             sketches=run.sketches,
+            parts=run.parts,
         )
         await trio.to_thread.run_sync(context.journal.save, note)
         self.trained += 1
@@ -191,6 +195,8 @@ class Roles:
             proof=note.proof,
             sketch_root=note.sketch_root,
             salt=note.salt,
+            rows=note.parts.rows,
+            processes=note.parts.processes,
         )
 
     async def _open_sketches(self, action: Action) -> None:
@@ -296,8 +302,7 @@ class Roles:
     async def _reexecute(self, action: Action) -> AuditNote:
         context = self._context
         job, round_, unit = self._job(action.job), self._round(action), self._unit(action)
-        request = await self._request(job, round_, unit.shard)
-        run = await context.trainer.audit(request, claim=await self._update_path(job, unit))
+        run = await self._audit_run(await self._request(job, round_, unit.shard), job, unit)
         note = AuditNote(
             job=action.job,
             round=action.round,
@@ -307,10 +312,23 @@ class Roles:
             salt=secrets.token_hex(32),
             sketch_root=sketch_tree(run.sketches).root().hex(),
             sketches=run.sketches,
+            parts=run.parts,
         )
         await trio.to_thread.run_sync(context.journal.save, note)
         self.audited += 1
         return note
+
+    async def _audit_run(self, request: UnitRequest, job: Job, unit: Unit) -> AuditResult:
+        """Run the unit again; what does not pass, in the very parts that the worker says it used.
+
+        A program may claim falsely that parts change nothing: that must not make the worker a cheat.
+        """
+        claim = await self._update_path(job, unit)
+        run = await self._context.trainer.audit(request, claim=claim)
+        parts = UnitParts(rows=unit.rows, processes=unit.processes)
+        if run.parts == parts or verdict(job.spec.device_class, run.excess_ppb, 0) == "pass":
+            return run
+        return await self._context.trainer.audit(replace(request, parts=parts), claim=claim)
 
     async def _open_audit(self, action: Action) -> None:
         note = self._context.journal.audit(action.job, action.round, action.slot)

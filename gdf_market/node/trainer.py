@@ -12,6 +12,7 @@ from typing import TypedDict
 from gdf_market.messages import Flag, Recipe, Rejected
 from gdf_market.node.runner_process import SILENCE_TIMEOUT_S, RunnerProcess
 from gdf_market.train import protocol
+from gdf_market.train.protocol import UnitParts
 
 COMMAND = (sys.executable, "-P", "-m", "gdf_market.train.runner")  # -P: the current folder is no place to import from
 
@@ -37,6 +38,7 @@ class UnitRequest:
     done: int  # rounds that were completed before it
     shard: int
     shards: int
+    parts: UnitParts | None = None  # in which batches are computed; by default the largest that fit
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class TrainResult:
     loss_first: float
     loss_last: float
     seconds: float
+    parts: UnitParts
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class AuditResult:
     distance_ppb: int
     sketches: tuple[tuple[int, ...], ...]
     seconds: float
+    parts: UnitParts
 
 
 @dataclass(frozen=True)
@@ -132,13 +136,20 @@ class Trainer:
         """Run a unit and write its encoded update to ``out``."""
         message = protocol.TrainRequest(**_unit(request, self._resources), out=_text(out), poison=poison)
         reply = await self._runner.ask(message, protocol.TrainReply)
-        return TrainResult(Path(reply.update_path), reply.sketches, reply.loss_first, reply.loss_last, reply.seconds)
+        return TrainResult(
+            update=Path(reply.update_path),
+            sketches=reply.sketches,
+            loss_first=reply.loss_first,
+            loss_last=reply.loss_last,
+            seconds=reply.seconds,
+            parts=reply.parts,
+        )
 
     async def audit(self, request: UnitRequest, *, claim: Path) -> AuditResult:
         """Run a unit again and measure how far the encoded update ``claim`` is from it."""
         message = protocol.AuditRequest(**_unit(request, self._resources), claim=_text(claim))
         reply = await self._runner.ask(message, protocol.AuditReply)
-        return AuditResult(reply.excess_ppb, reply.distance_ppb, reply.sketches, reply.seconds)
+        return AuditResult(reply.excess_ppb, reply.distance_ppb, reply.sketches, reply.seconds, reply.parts)
 
     async def state(self, request: UnitRequest, *, step: int, out: Path) -> StateResult:
         """Run the first ``step`` steps of a unit and write its state after them to ``out``."""
@@ -256,6 +267,7 @@ class _UnitFields(_Resources):
     done: int  # rounds that were completed before it
     shard: int
     shards: int
+    parts: UnitParts | None
 
 
 def _unit(request: UnitRequest, resources: _Resources) -> _UnitFields:
@@ -271,6 +283,7 @@ def _unit(request: UnitRequest, resources: _Resources) -> _UnitFields:
         done=request.done,
         shard=request.shard,
         shards=request.shards,
+        parts=request.parts,
     )
 
 

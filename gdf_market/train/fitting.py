@@ -9,15 +9,16 @@ from gdf_market.messages import Recipe
 from gdf_market.train.data import DataManifest, sample_types
 from gdf_market.train.dry_run import dry_run
 from gdf_market.train.program import Program
+from gdf_market.train.unit import Parts
 
 BOUND = 4  # times the memory given, for all values together: estimates of what is alive at once may be too low
 
 
 @dataclass(frozen=True)
 class Fit:
-    """``rows`` of a batch are computed at once, 0 for all; that takes about ``memory_bytes`` a process."""
+    """The parts in which a batch is computed; that takes about ``memory_bytes`` a process."""
 
-    rows: int
+    parts: Parts
     memory_bytes: int
 
 
@@ -45,11 +46,18 @@ def fit_unit(program: Program, recipe: Recipe, memory_bytes: int, processes: int
     rows = share = -(-recipe.batch // processes)
     while True:
         try:
-            return Fit(0 if rows == share else rows, _step_bytes(program, recipe, rows, memory_bytes))
+            needed = _step_bytes(program, recipe, rows, memory_bytes)
+            return Fit(Parts(0 if rows == share else rows, processes), needed)
         except OversizedError as error:
             hint = "not even one row of a batch fits" if parts else "its batches cannot be computed in parts"
             ensure(parts and rows > 1, OversizedError(f"{error}, and {hint}; a machine with more memory is needed"))
             rows = -(-rows // 2)
+
+
+def fit_exactly(program: Program, recipe: Recipe, memory_bytes: int, parts: Parts) -> Fit:
+    """Return what these parts of a batch take.  Raises OversizedError if they do not fit, and as ``dry_run`` does."""
+    share = -(-recipe.batch // parts.processes)
+    return Fit(parts, _step_bytes(program, recipe, min(parts.rows or share, share), memory_bytes))
 
 
 def _step_bytes(program: Program, recipe: Recipe, rows: int, memory_bytes: int) -> int:

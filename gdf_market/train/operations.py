@@ -31,7 +31,7 @@ from gdf_market.train.data import (
 )
 from gdf_market.train.evaluate import evaluate, gather_statistics
 from gdf_market.train.files import Kept, load_data, load_parameters, load_program, read, write
-from gdf_market.train.fitting import Fit, check_samples, fit_evaluation, fit_unit
+from gdf_market.train.fitting import Fit, check_samples, fit_evaluation, fit_exactly, fit_unit
 from gdf_market.train.poison import Labels, run_poisoned
 from gdf_market.train.program import Program
 from gdf_market.train.protocol import (
@@ -56,9 +56,10 @@ from gdf_market.train.protocol import (
     TrainReply,
     TrainRequest,
     UnitFields,
+    UnitParts,
 )
 from gdf_market.train.replay import SeededSketch, give_state, replay
-from gdf_market.train.unit import ALONE, Report, Team, UnitPlace, UnitRun, run_unit
+from gdf_market.train.unit import ALONE, WHOLE, Parts, Report, Team, UnitPlace, UnitRun, run_unit
 from gdf_market.train.unit_state import UnitState
 
 Floats = npt.NDArray[np.float32]
@@ -146,7 +147,7 @@ class Operations:
 
     def _train(self, request: TrainRequest) -> TrainReply:
         started = time.perf_counter()
-        run = self._run(request, request.poison)
+        parts, run = self._run(request, request.poison)
         write(request.out, Codec.of(request.recipe).encode(run.delta))
         return TrainReply(
             update_path=request.out,
@@ -154,11 +155,12 @@ class Operations:
             loss_first=run.loss_first,
             loss_last=run.loss_last,
             seconds=time.perf_counter() - started,
+            parts=_named(parts),
         )
 
     def _audit(self, request: AuditRequest) -> AuditReply:
         started, codec = time.perf_counter(), Codec.of(request.recipe)
-        run = self._run(request, "")
+        parts, run = self._run(request, "")
         claim = read(request.claim, codec.max_bytes(run.delta.size))
         distances = self._verification.measure(claim, run.delta, codec)
         return AuditReply(
@@ -166,6 +168,7 @@ class Operations:
             distance_ppb=distances.distance_ppb,
             sketches=run.sketches,
             seconds=time.perf_counter() - started,
+            parts=_named(parts),
         )
 
     def _state(self, request: StateRequest) -> StateReply:
@@ -237,11 +240,14 @@ class Operations:
             lambda _done, _of: marks.append(time.perf_counter()),
         )
         return ProbeReply(
-            seconds_per_step=(marks[-1] - marks[0]) / request.steps, memory_bytes=fit.memory_bytes, rows=fit.rows
+            seconds_per_step=(marks[-1] - marks[0]) / request.steps,
+            memory_bytes=fit.memory_bytes,
+            rows=fit.parts.rows,
         )
 
-    def _run(self, request: UnitFields, poison: str) -> UnitRun:
-        return self._unit(_Unit.of(request, request.recipe.steps, poison), self._report)[1]
+    def _run(self, request: UnitFields, poison: str) -> tuple[Parts, UnitRun]:
+        fit, run = self._unit(_Unit.of(request, request.recipe.steps, poison), self._report)
+        return fit.parts, run
 
     def _some_steps(self, request: UnitFields, begin: UnitState | None, count: int) -> UnitRun:
         """Run ``count`` steps of a unit from a state of it, or from its first one, and keep the last state."""
@@ -252,7 +258,7 @@ class Operations:
     def _unit(self, unit: _Unit, report: Report) -> tuple[Fit, UnitRun]:
         request, recipe, place = unit.request, unit.recipe, unit.place
         program, manifest, content = self._load(request)
-        fit = self._fitting(program, recipe, request.memory_bytes)
+        fit = self._fitting(program, recipe, request.memory_bytes, unit.parts)
         parameters = load_parameters(request.checkpoint, program)
         batches = unit_batches(
             manifest,
@@ -275,7 +281,7 @@ class Operations:
                 place=place,
                 threads=threads_of(request),
                 device=request.device,
-                rows=fit.rows,
+                parts=fit.parts,
                 team=self._team,
                 report=report,
                 begin=unit.begin,
@@ -294,8 +300,10 @@ class Operations:
         check_samples(program, manifest)
         return program, manifest, content
 
-    def _fitting(self, program: Program, recipe: Recipe, memory_bytes: int) -> Fit:
+    def _fitting(self, program: Program, recipe: Recipe, memory_bytes: int, parts: Parts | None) -> Fit:
         """Return the part of a batch that fits; kept, because a dry run takes as long as a step or two."""
+        if parts is not None:
+            return fit_exactly(program, recipe, memory_bytes, parts if program.graph.separable else WHOLE)
         given = recipe, memory_bytes
         if self._fit is None or self._fit[0] is not program or self._fit[1] != given:
             self._fit = program, given, fit_unit(program, recipe, memory_bytes, self._team.size)
@@ -311,6 +319,7 @@ class _Unit:
     place: UnitPlace
     shards: int
     steps: int
+    parts: Parts | None = None
     poison: str = ""
     begin: UnitState | None = None
     keep_state: bool = False
@@ -318,11 +327,16 @@ class _Unit:
     @classmethod
     def of(cls, request: UnitFields, steps: int, poison: str = "") -> _Unit:
         place = UnitPlace(request.job, request.round, request.shard, request.done)
-        return cls(request, request.recipe, place, request.shards, steps, poison)
+        parts = Parts(request.parts.rows, request.parts.processes) if request.parts else None
+        return cls(request, request.recipe, place, request.shards, steps, parts, poison)
 
     @classmethod
     def first_of(cls, request: ProbeRequest) -> _Unit:
         return cls(request, request.recipe, UnitPlace(), 1, request.recipe.steps)
+
+
+def _named(parts: Parts) -> UnitParts:
+    return UnitParts(rows=parts.rows, processes=parts.processes)
 
 
 def threads_of(request: Request) -> int:

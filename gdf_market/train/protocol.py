@@ -11,12 +11,12 @@ from typing import Annotated
 import msgspec
 
 from gdf_market.codec import Hash, Positive, Record, UInt
-from gdf_market.messages import MAX_SHARDS, MAX_STEPS, Flag, Recipe, Rejected, Slot
+from gdf_market.messages import MAX_PROCESSES, MAX_SHARDS, MAX_STEPS, Flag, Processes, Recipe, Rejected, Slot
 
 MAX_LINE_BYTES = 8 * 2**20  # a reply with the sketches of 1000 steps is about 0.6 MB
 POISONS = ("", "sign-flip", "label-flip", "lazy", "noise")
 DEFAULT_MEMORY_BYTES = 16 * 2**30
-MAX_DEVICES = 64
+MAX_DEVICES = MAX_PROCESSES
 
 Path = Annotated[str, msgspec.Meta(min_length=1, max_length=4_096)]
 DEVICE_PATTERN = r"^(cpu|cuda(:[0-9]{1,2})?)$"
@@ -37,6 +37,13 @@ class Request(Record, frozen=True, kw_only=True, tag_field="op"):
     devices: Annotated[tuple[Device, ...], msgspec.Meta(max_length=MAX_DEVICES)] = ()
 
 
+class UnitParts(Record, frozen=True, kw_only=True):
+    """Fields of unit.Parts."""
+
+    rows: UInt = 0
+    processes: Processes = 1
+
+
 class DataFields(Request, frozen=True, kw_only=True):
     """A program, its data and a checkpoint."""
 
@@ -47,7 +54,11 @@ class DataFields(Request, frozen=True, kw_only=True):
 
 
 class UnitFields(DataFields, frozen=True, kw_only=True):
-    """What a unit is a pure function of."""
+    """What a unit is a pure function of.
+
+    ``parts``: in which the batches are to be computed, whatever fits the memory better; without, the largest that fit
+    it.  A program whose batches cannot be computed in parts ignores them.
+    """
 
     recipe: Recipe
     job: Hash
@@ -55,6 +66,7 @@ class UnitFields(DataFields, frozen=True, kw_only=True):
     done: UInt  # rounds that were completed before it
     shard: UInt
     shards: Annotated[int, msgspec.Meta(ge=1, le=MAX_SHARDS)]
+    parts: UnitParts | None = None
 
 
 class TrainRequest(UnitFields, frozen=True, kw_only=True, tag="train"):
@@ -133,6 +145,7 @@ class TrainReply(Record, frozen=True, kw_only=True):
     loss_first: float
     loss_last: float
     seconds: float
+    parts: UnitParts = UnitParts()
 
 
 class AuditReply(Record, frozen=True, kw_only=True):
@@ -140,6 +153,7 @@ class AuditReply(Record, frozen=True, kw_only=True):
     distance_ppb: UInt
     sketches: Sketches
     seconds: float
+    parts: UnitParts = UnitParts()
 
 
 class StateReply(Record, frozen=True, kw_only=True):

@@ -88,7 +88,11 @@ class _Desk:
             return Failure(error=f"{type(error).__name__}: {error}"[:1_000], kind="TrainingError")
 
     def _perform(self, request: AnyRequest) -> object:
-        if isinstance(request, TrainRequest | AuditRequest | ProbeRequest) and len(request.devices) > 1:
+        several = len(request.devices) > 1
+        # given parts are computed here one after another, however many processes they were first computed in
+        if isinstance(request, TrainRequest | AuditRequest) and several and request.parts is None:
+            return self._ranks.perform(request, threads_of(request))
+        if isinstance(request, ProbeRequest) and several:
             return self._ranks.perform(request, threads_of(request))
         if request.devices:
             request = msgspec.structs.replace(request, device=request.devices[0], devices=())

@@ -56,6 +56,31 @@ class UnitPlace:
         )
 
 
+@dataclass(frozen=True)
+class Parts:
+    """How a batch is divided: over ``processes`` in order, and each one's share into parts of ``rows`` (0: one part).
+
+    Other parts add up in another order, so a unit that is to be the same is computed in the same ones.
+    """
+
+    rows: int = 0
+    processes: int = 1
+
+    def of(self, total: int, process: int) -> list[tuple[int, int]]:
+        """Return the parts of one process's share of a batch of ``total`` rows, as [start, end) each."""
+        first, end = (total * number // self.processes for number in (process, process + 1))
+        width = self.rows or total
+        return [(start, min(end, start + width)) for start in range(first, end, width)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Say whether each batch is computed at once."""
+        return self.rows == 0 and self.processes == 1
+
+
+WHOLE = Parts()
+
+
 class Team(Protocol):
     """The processes that compute one unit together; all of them take the same steps."""
 
@@ -102,7 +127,7 @@ def run_unit(
     place: UnitPlace = UnitPlace(),
     threads: int = 1,
     device: str = "cpu",
-    rows: int = 0,
+    parts: Parts = WHOLE,
     team: Team = ALONE,
     report: Report | None = None,
     begin: UnitState | None = None,
@@ -110,20 +135,22 @@ def run_unit(
 ) -> UnitRun:
     """Train from ``parameters`` f32[n] on one batch per step; see UnitRun.
 
-    ``rows``: the most rows of a batch that are computed at once, 0 for all of them.  ``begin``: go on from this state
-    of the unit; ``batches`` are then those of its further steps.  ``keep_state``: return the state at the end.
+    ``parts``: of a batch, computed one after another, those of each process by the ``team``'s own if there are several
+    processes here.  ``begin``: go on from this state of the unit; ``batches`` are then those of its further steps.
+    ``keep_state``: return the state at the end.
 
     Raises DivergedError when a loss is not finite, MalformedError when parts are asked for of a program whose
     batches cannot be computed in parts, and what ``sketch`` raises.
     """
-    whole = rows == 0 and team.size == 1
+    assert team.size in (1, parts.processes)
+    whole = parts.is_whole
     ensure(whole or program.graph.separable, MalformedError("the program's batches cannot be computed in parts"))
     sketches: list[tuple[int, ...]] = []
     losses: list[float] = []
     with deterministic(threads):
         trainee = FlatModule(program, parameters, device)
         optimizer = InnerOptimizer(list(trainee.module.weights), program.graph, recipe)
-        work = _Work(trainee, recipe, place.noise_seed(), rows, team)
+        work = _Work(trainee, recipe, place.noise_seed(), parts, team)
         if begin is not None:
             trainee.move_to(begin.parameters)
             optimizer.restore(begin.optimizer, begin.step)
@@ -149,17 +176,16 @@ class _Work:
     trainee: FlatModule
     recipe: Recipe
     seed: bytes
-    rows: int
+    parts: Parts
     team: Team
 
     def differentiate(self, batch: Batch, step: int) -> float:
         """Leave the gradient of the batch's loss in the trainee and return the loss."""
         total = len(batch[0])
-        first, end = (total * rank // self.team.size for rank in (self.team.rank, self.team.rank + 1))
+        own = range(self.parts.processes) if self.team.size == 1 else (self.team.rank,)
         self.trainee.gradient.zero_()
         loss = torch.zeros((), device=self.trainee.values.device)
-        for start in range(first, end, self.rows or total):
-            stop = min(end, start + (self.rows or total))
+        for start, stop in (part for process in own for part in self.parts.of(total, process)):
             part = self._loss(tuple(array[start:stop] for array in batch), step, start)
             part = part if stop - start == total else part * ((stop - start) / total)
             part.backward()  # type: ignore[no-untyped-call]

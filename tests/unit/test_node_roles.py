@@ -16,6 +16,7 @@ from gdf_market.messages import AuditCommit, Commit, Receipt, Result, Reveal
 from gdf_market.node import roles as module
 from gdf_market.node.ledger_service import NotFinalError
 from gdf_market.node.roles import Roles
+from gdf_market.train.protocol import UnitParts
 from gdf_market.units import CREDIT
 from ledger.mempool import MempoolFullError
 from tests.contracts_world import Actor, World, bid_entry, make_world, play_to, start
@@ -241,6 +242,17 @@ async def test_a_validator_that_is_named_audits_once_and_opens_after_a_restart(w
     await act(Roles(auditor.context))
     assert auditor.ledger.kinds == ["AuditCommit", "AuditOpen"]
     assert auditor.trainer.calls["audit"] == 1
+
+
+async def test_what_does_not_pass_is_run_again_in_the_parts_of_the_worker(world: World, kit: Kit, auditor: Kit) -> None:
+    kit.trainer.parts = auditor.trainer.parts = UnitParts(rows=1)
+    auditor.trainer.lies_about_parts = True
+    job = job_of(kit, "w1", rounds=1, audit_floor_ppm=1_000_000)
+    await live(world, Roles(kit.context), Roles(auditor.context), until=lambda: world.job(job).status == "done")
+    unit = world.unit(job, 0, 0)
+    assert (unit.rows, unit.processes, unit.status) == (1, 1, "paid")
+    assert world.audit(job, 0, 0, "val").verdict == "pass"
+    assert auditor.trainer.calls["audit"] == 2
 
 
 async def test_a_lost_lottery_is_not_drawn_again(world: World, auditor: Kit, monkeypatch: pytest.MonkeyPatch) -> None:

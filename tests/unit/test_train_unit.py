@@ -25,7 +25,7 @@ from gdf_market.train.outer import outer_step
 from gdf_market.train.poison import Labels, run_poisoned
 from gdf_market.train.program import Program
 from gdf_market.train.schedule import learning_rate
-from gdf_market.train.unit import UnitPlace, UnitRun, run_unit
+from gdf_market.train.unit import Parts, UnitPlace, UnitRun, run_unit
 from verifier.sketch import sketch
 from verifier.verdict import measure
 
@@ -177,7 +177,7 @@ def test_validation_loss_falls_over_three_rounds(momentum_ppm: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_batch_in_parts_is_the_batch(rows: int) -> None:
-    whole, parts = run(recipe()), run(recipe(), rows=rows)
+    whole, parts = run(recipe()), run(recipe(), parts=Parts(rows))
     assert parts.delta.tobytes() != b""
     assert measure(Codec(4, 64).encode(parts.delta), whole.delta, Codec(4, 64)).excess_ppb < 20_000
     assert parts.loss_first == pytest.approx(whole.loss_first, rel=1e-6)
@@ -186,7 +186,7 @@ def test_a_batch_in_parts_is_the_batch(rows: int) -> None:
 def test_parts_of_a_program_that_has_none_are_refused() -> None:
     made = program(separable=False)
     with pytest.raises(MalformedError, match="in parts"):
-        run_unit(made, START, batches(recipe()), recipe(), sketch=sketch, rows=2)
+        run_unit(made, START, batches(recipe()), recipe(), sketch=sketch, parts=Parts(2))
 
 
 @dataclass(frozen=True)
@@ -206,12 +206,28 @@ class Half:
 
 def test_two_processes_divide_the_rows() -> None:
     settings, first, second = recipe(steps=1), [], []  # type: ignore[var-annotated]
-    run(settings, team=Half(0, 2, [], first))
-    found = run(settings, team=Half(1, 2, first, second))
+    run(settings, parts=Parts(0, 2), team=Half(0, 2, [], first))
+    found = run(settings, parts=Parts(0, 2), team=Half(1, 2, first, second))
     whole = run(settings)
     assert measure(Codec(8, 64).encode(found.delta), whole.delta, Codec(8, 64)).excess_ppb < 20_000
     assert found.loss_first == pytest.approx(whole.loss_first, rel=1e-6)
     assert len(second) == 2
+
+
+def test_one_process_repeats_what_two_computed() -> None:
+    settings, first = recipe(steps=1), []  # type: ignore[var-annotated]
+    run(settings, parts=Parts(1, 2), team=Half(0, 2, [], first))
+    two = run(settings, parts=Parts(1, 2), team=Half(1, 2, first, []))
+    one = run(settings, parts=Parts(1, 2))
+    assert measure(Codec(8, 64).encode(two.delta), one.delta, Codec(8, 64)).excess_ppb < 20_000
+
+
+@pytest.mark.parametrize("total", [1, 2, 5, 8])
+@pytest.mark.parametrize("parts", [Parts(), Parts(1), Parts(3), Parts(0, 2), Parts(2, 3), Parts(100, 64)])
+def test_parts_cover_each_row_once(total: int, parts: Parts) -> None:
+    found = [part for process in range(parts.processes) for part in parts.of(total, process)]
+    assert [row for start, end in found for row in range(start, end)] == list(range(total))
+    assert all(0 < end - start <= (parts.rows or total) for start, end in found)
 
 
 def test_bfloat16_is_near_and_not_the_same() -> None:
@@ -246,7 +262,7 @@ def test_dropout_depends_on_the_unit_and_not_on_the_parts() -> None:
     made, settings = dropping(), recipe()
 
     def unit(place: UnitPlace, rows: int = 0) -> np.ndarray[Any, Any]:
-        return run_unit(made, START, batches(settings), settings, sketch=sketch, place=place, rows=rows).delta
+        return run_unit(made, START, batches(settings), settings, sketch=sketch, place=place, parts=Parts(rows)).delta
 
     here = unit(UnitPlace(JOB, 0, 1))
     assert unit(UnitPlace(JOB, 0, 1)).tobytes() == here.tobytes()

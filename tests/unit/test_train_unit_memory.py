@@ -18,7 +18,7 @@ from gdf_market.train.fitting import fit_evaluation, fit_unit
 from gdf_market.train.graph import Forward, Node
 from gdf_market.train.operations import Operations, Verification
 from gdf_market.train.program import Program
-from gdf_market.train.protocol import AuditRequest, StatisticsRequest, TrainRequest
+from gdf_market.train.protocol import AuditRequest, StatisticsRequest, TrainRequest, UnitParts
 from verifier.outcome import compute_outcome
 from verifier.sketch import sketch
 from verifier.verdict import measure
@@ -33,8 +33,8 @@ def least_memory(rows: int) -> int:
 
 @pytest.mark.parametrize("rows", [32, 8, 1])
 def test_the_largest_part_that_fits_is_taken(rows: int) -> None:
-    assert fit_unit(program(), WIDE, 2**30).rows == 0
-    assert fit_unit(program(), WIDE, least_memory(rows)).rows == rows
+    assert fit_unit(program(), WIDE, 2**30).parts.rows == 0
+    assert fit_unit(program(), WIDE, least_memory(rows)).parts.rows == rows
     assert fit_unit(program(), WIDE, least_memory(rows)).memory_bytes <= least_memory(rows)
 
 
@@ -50,8 +50,8 @@ def test_what_does_not_fit_says_why() -> None:
 
 
 def test_several_processes_share_a_batch() -> None:
-    assert fit_unit(program(), WIDE, least_memory(32), 2).rows == 0
-    assert fit_unit(program(), WIDE, least_memory(16), 2).rows == 16
+    assert fit_unit(program(), WIDE, least_memory(32), 2).parts.rows == 0
+    assert fit_unit(program(), WIDE, least_memory(16), 2).parts.rows == 16
 
 
 def test_evaluation_takes_smaller_batches() -> None:
@@ -79,6 +79,58 @@ def test_a_small_machine_passes_the_audit_of_a_large_one(tmp_path: Path) -> None
     operations().perform(TrainRequest(**unit, out=out, memory_bytes=least_memory(8)))
     audit: Any = operations().perform(AuditRequest(**unit, claim=out))
     assert 0 <= audit.excess_ppb < 20_000
+
+
+def lying() -> Program:
+    """A program that says that parts change nothing, and takes the mean of the batch away."""
+    honest = graph(dataset().vocab).train.nodes
+    centre = (
+        Node(op="aten.mean.dim", args=[{"value": 5}, [0], True], kwargs={}),
+        Node(op="aten.sub.Tensor", args=[{"value": 5}, {"value": 6}], kwargs={}),
+        Node(op="aten.linear.default", args=[{"value": 7}, {"value": 1}], kwargs={}),
+        Node(op="aten.reshape.default", args=[{"value": 8}, [-1, dataset().vocab]], kwargs={}),
+        Node(op="aten.reshape.default", args=[{"value": 3}, [-1]], kwargs={}),
+        Node(op="aten.cross_entropy_loss.default", args=[{"value": 9}, {"value": 10}], kwargs={}),
+    )
+    return program(nodes=(honest[0], *centre), output=11)
+
+
+def test_a_program_that_lies_about_parts_makes_no_cheat_of_a_small_machine(tmp_path: Path) -> None:
+    unit = fields(tmp_path, lying()) | {
+        "recipe": WIDE,
+        "job": "ab" * 32,
+        "round": 0,
+        "done": 0,
+        "shard": 1,
+        "shards": 4,
+    }
+    out = str(tmp_path / "out")
+    small = fit_unit(lying(), recipe(batch=8), 2**30).memory_bytes
+    trained: Any = operations().perform(TrainRequest(**unit, out=out, memory_bytes=small))
+    assert trained.parts == UnitParts(rows=8)
+    whole: Any = operations().perform(AuditRequest(**unit, claim=out))
+    assert whole.parts == UnitParts()
+    assert whole.excess_ppb > 1_000_000
+    same: Any = operations().perform(AuditRequest(**unit, claim=out, parts=trained.parts))
+    assert same.parts == trained.parts
+    assert (same.excess_ppb, same.sketches) == (0, trained.sketches)
+
+
+def test_parts_are_not_for_a_program_that_has_none(tmp_path: Path) -> None:
+    made = program(separable=False)
+    unit = fields(tmp_path, made) | {"recipe": WIDE, "job": "ab" * 32, "round": 0, "done": 0, "shard": 1, "shards": 4}
+    out = str(tmp_path / "out")
+    operations().perform(TrainRequest(**unit, out=out))
+    audit: Any = operations().perform(AuditRequest(**unit, claim=out, parts=UnitParts(rows=1)))
+    assert (audit.parts, audit.excess_ppb) == (UnitParts(), 0)
+
+
+def test_given_parts_that_do_not_fit_are_not_replaced(tmp_path: Path) -> None:
+    unit = fields(tmp_path) | {"recipe": WIDE, "job": "ab" * 32, "round": 0, "done": 0, "shard": 1, "shards": 4}
+    out = str(tmp_path / "out")
+    operations().perform(TrainRequest(**unit, out=out))
+    with pytest.raises(OversizedError):
+        operations().perform(AuditRequest(**unit, claim=out, parts=UnitParts(), memory_bytes=least_memory(8)))
 
 
 def counting() -> Program:
