@@ -166,6 +166,16 @@ def test_a_reveal_opens_the_commit_and_draws_the_shard() -> None:
     assert unit.shard == draw(vrf.output(proof), 16)
 
 
+def test_a_reveal_states_the_parts_of_a_batch() -> None:
+    world = make_world()
+    job = revealing(world)
+    batch = world.job(job).spec.recipe.batch
+    fields = reveal_fields(world, Actor("w1"), action_of(job, 0)) | {"processes": 2}
+    world.refuse(world.entry("w1", Reveal, job=job, round=0, slot=0, **fields, rows=batch), "no part of a batch")
+    world.block(world.entry("w1", Reveal, job=job, round=0, slot=0, **fields, rows=batch - 1))
+    assert (world.unit(job, 0, 0).rows, world.unit(job, 0, 0).processes) == (batch - 1, 2)
+
+
 @pytest.mark.parametrize("name", ["update", "sketch_root", "salt"])
 def test_a_reveal_must_open_its_own_commit(name: str) -> None:
     world = make_world()
