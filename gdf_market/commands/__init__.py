@@ -35,7 +35,7 @@ COMMANDS = {
     "init": "init",
     "key": "init",
     "status": "node",
-    "doctor": "node",
+    "doctor": "doctor",
     "node": "node",
     "post": "post",
     "jobs": "jobs",

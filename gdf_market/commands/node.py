@@ -1,10 +1,6 @@
-"""``gdf-market node``, ``status`` and ``doctor``: the replica itself."""
+"""``gdf-market node`` and ``status``: the replica itself."""
 
 from __future__ import annotations
-
-import shutil
-import sys
-from importlib import metadata
 
 import rich_click as click
 import trio
@@ -12,7 +8,7 @@ import trio
 from gdf_market.commands.common import App, pass_app, table
 from gdf_market.commands.session import configure_logging, run_async, running_node
 from gdf_market.commands.shift import show_shift
-from gdf_market.errors import GdfError, UnreachableError, UsageError
+from gdf_market.errors import UsageError
 from gdf_market.node.client import NodeClient
 from gdf_market.units import format_credits
 
@@ -134,71 +130,3 @@ def status(app: App) -> None:
         return shown
 
     app.emit(value, text)
-
-
-@click.command()
-@pass_app
-def doctor(app: App) -> None:
-    """Check this machine and folder: Python, torch, package names, key, network, running node.
-
-    Example: gdf-market doctor
-    """
-    checks = [_check_python(), _check_torch(), _check_names(), _check_folder(app)]
-    value = {"checks": [{"name": name, "ok": ok, "detail": detail} for name, ok, detail in checks]}
-
-    def text() -> object:
-        shown = table("doctor", "check", "", "detail")
-        for name, ok, detail in checks:
-            shown.add_row(name, "ok" if ok else "problem", detail)
-        return shown
-
-    app.emit(value, text)
-    if not all(ok for _, ok, _ in checks):
-        sys.exit(1)
-
-
-def _check_python() -> tuple[str, bool, str]:
-    return "Python", sys.version_info >= (3, 11), sys.version.split()[0]
-
-
-def _check_torch() -> tuple[str, bool, str]:
-    try:
-        import torch
-    except ImportError as error:
-        return "torch", False, f"cannot be imported ({error}); reinstall with constraints.txt"
-    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "CPU only"
-    return "torch", True, f"{torch.__version__}, {device}"
-
-
-def _check_names() -> tuple[str, bool, str]:
-    """Say when another distribution provides one of our top-level packages."""
-    owners = metadata.packages_distributions()
-    for name in ("contracts", "ledger", "verifier"):
-        strangers = sorted(set(owners.get(name, [])) - {"gdf-market"})
-        if strangers:
-            return (
-                "packages",
-                False,
-                f"{strangers[0]} also installs {name!r}; install gdf-market in an environment of its own",
-            )
-    return "packages", True, "no other distribution uses our package names"
-
-
-def _check_folder(app: App) -> tuple[str, bool, str]:
-    place = next(folder for folder in (app.data.root, *app.data.root.parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
-    if free < 1 << 30:
-        return "folder", False, f"only {free >> 20} MiB free for {app.data.root}; training needs at least 1 GiB"
-    try:
-        app.data.require_key()
-        app.data.genesis()
-        client = NodeClient.of(app.data)
-    except UnreachableError:
-        return "folder", True, f"{app.data.root}: key and network present, no node running"
-    except GdfError as error:
-        return "folder", False, str(error)
-    with client:
-        try:
-            return "folder", True, f"{app.data.root}: node running with {len(client.status()['peers'])} peers"
-        except GdfError as error:
-            return "folder", False, str(error)

@@ -8,6 +8,7 @@
     ledger.sqlite  the replica
     blobs/         content-addressed chunks
     units/         what this worker and auditor must remember about its own units and audits
+    calibration.json  how far this machine's reruns are apart, and so which units it can audit
     neighbours.json  own port and peers' addresses of the last run
     node.json      address and token of the running node's local API (only while it runs)
     node.lock      held by the running node; the operating system frees it if the node dies
@@ -126,6 +127,10 @@ class DataDir:
     @property
     def lock_file(self) -> Path:
         return self.root / "node.lock"
+
+    @property
+    def calibration(self) -> Path:
+        return self.root / "calibration.json"
 
     @property
     def neighbours(self) -> Path:

@@ -91,13 +91,21 @@ class OutcomeResult:
     flags: tuple[Flag, ...]
 
 
+@dataclass(frozen=True)
+class ProbeResult:
+    """Seconds of one step, and how far the same steps in another order of additions are from the first ones."""
+
+    step_s: float
+    excess_ppb: int
+
+
 class Trainer:
     """An async context manager; its methods raise TrainerError, and a cancelled one kills the runner.
 
     Use: ``async with Trainer(threads=2) as trainer: await trainer.train(...)``.
 
     ``devices``: units are computed by one process on each of them, which share the threads; ``memory_bytes`` is what
-    one process may take.  Everything else happens on ``device``.
+    one process may take.  Everything else happens on ``device``.  ``environment``: further variables of the process.
     """
 
     def __init__(
@@ -109,10 +117,11 @@ class Trainer:
         memory_bytes: int = protocol.DEFAULT_MEMORY_BYTES,
         silence_timeout_s: float = SILENCE_TIMEOUT_S,
         command: tuple[str, ...] = COMMAND,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._resources = _Resources(threads=threads, device=device, memory_bytes=memory_bytes, devices=devices)
-        environment = {"GDF_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-        self._runner = RunnerProcess(command, environment, silence_timeout_s)
+        own = {"GDF_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)} | dict(environment or {})
+        self._runner = RunnerProcess(command, own, silence_timeout_s)
 
     async def __aenter__(self) -> Trainer:
         return self
@@ -242,8 +251,8 @@ class Trainer:
 
     async def probe(
         self, *, program: Path, data: Path, content: Path, checkpoint: Path, recipe: Recipe, steps: int = 5
-    ) -> float:
-        """Return the seconds that one step of the job takes here."""
+    ) -> ProbeResult:
+        """Measure ``steps`` steps of the job here."""
         message = protocol.ProbeRequest(
             **self._resources,
             program=_text(program),
@@ -253,7 +262,8 @@ class Trainer:
             recipe=recipe,
             steps=steps,
         )
-        return (await self._runner.ask(message, protocol.ProbeReply)).seconds_per_step
+        reply = await self._runner.ask(message, protocol.ProbeReply)
+        return ProbeResult(reply.seconds_per_step, reply.excess_ppb)
 
 
 class _UnitFields(_Resources):
