@@ -27,7 +27,7 @@ from gdf_market.node.context import NodeContext
 from gdf_market.node.journal import Journal
 from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.settings import Settings, load_settings
-from gdf_market.node.trainer import AuditResult, OutcomeResult, TrainResult, UnitRequest
+from gdf_market.node.trainer import AuditResult, OutcomeResult, ProbeResult, TrainResult, UnitRequest
 from gdf_market.train.data import DataManifest
 from gdf_market.train.protocol import UnitParts
 from gdf_market.units import PPB
@@ -109,6 +109,7 @@ class FakeTrainer:
     """
 
     step_s: float = 0.001
+    repeat_excess_ppb: int = 5_000
     loss: int | None = 1_500_000
     hangs: bool = False
     parts: UnitParts = field(default_factory=UnitParts)
@@ -146,9 +147,9 @@ class FakeTrainer:
             raise TrainerError("the loss is not finite")
         return self.loss
 
-    async def probe(self, **_: object) -> float:
+    async def probe(self, **_: object) -> ProbeResult:
         await self._called("probe")
-        return self.step_s
+        return ProbeResult(self.step_s, self.repeat_excess_ppb)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from contracts.fees import compute_post_fee
 from contracts.jobs import escrow_of
-from contracts.parameters import DEVICE_CLASSES
+from contracts.parameters import DEVICE_CLASSES, thresholds, verdict
 from contracts.records import Job
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
@@ -27,7 +27,7 @@ from gdf_market.commands.terms import DEFAULT_PRICE, DEFAULT_ROUNDS, Terms, pars
 from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableError, UsageError
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
-from gdf_market.units import MAX_INT, MINUTE_MS, PPM, SECOND_MS, format_credits
+from gdf_market.units import MAX_INT, MINUTE_MS, PPB, PPM, SECOND_MS, format_credits
 from ledger.reading import records_of
 
 if TYPE_CHECKING:
@@ -265,12 +265,12 @@ def _manifest(prepared: Prepared, content: str, shards: int) -> DataManifest:
 def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes: int) -> dict[str, float]:
     """Measure a few steps here and derive time and bytes."""
     from gdf_market.messages import Recipe
-    from gdf_market.node.trainer import Trainer
+    from gdf_market.node.trainer import ProbeResult, Trainer
     from gdf_market.train.codec import Codec
 
     recipe = msgspec.convert(fields["recipe"], Recipe)
 
-    async def probe() -> float:
+    async def probe() -> ProbeResult:
         async with Trainer(threads=0) as trainer:
             return await trainer.probe(
                 program=store.path(fields["program"]),
@@ -281,17 +281,32 @@ def _estimate(store: BlobStore, fields: dict[str, Any], content: str, blob_bytes
                 steps=PROBE_STEPS,
             )
 
-    step_s = run_async(probe)
+    found = run_async(probe)
+    _check_repeatable(fields["device_class"], found.excess_ppb)
+    step_s = found.step_s
     update = Codec.of(recipe).expected_bytes(fields["parameters"])
     unit_s = step_s * recipe.steps
     return {
         "step_s": step_s,
+        "repeat_excess_ppb": found.excess_ppb,
         "unit_s": unit_s,
         "update_bytes": update,
         "join_bytes": blob_bytes,
         "round_bytes_per_worker": update * (fields["units_per_round"] - 1),
         "least_seconds": fields["bid_ms"] / SECOND_MS + fields["rounds"] * unit_s + fields["hold_ms"] / SECOND_MS,
     }
+
+
+def _check_repeatable(device_class: str, excess_ppb: int) -> None:
+    """Refuse what no auditor could confirm.  Raises UsageError."""
+    if device_class not in DEVICE_CLASSES or verdict(device_class, excess_ppb, 0) == "pass":
+        return
+    raise UsageError(
+        f"the model's steps cannot be repeated: in another order of additions they differ by {excess_ppb / PPB:.1e}, "
+        f"where at most {thresholds(device_class).excess_accept / PPB:.0e} passes, so honest work would be disputed. "
+        "Try a lower learning rate or gradient clipping, and look for parameters without a gradient of their own "
+        "(a bias before a normalisation), which an optimizer moves by rounding noise"
+    )
 
 
 def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], account: str) -> dict[str, Any]:
@@ -414,6 +429,7 @@ def _table(value: dict[str, Any], title: str) -> object:
         "time",
         f"{estimate['unit_s']:.1f} s per unit on this machine; at least {estimate['least_seconds']:.0f} s in all",
     )
+    shown.add_row("repeatable", f"to {estimate['repeat_excess_ppb'] / PPB:.1e} in another order of additions")
     shown.add_row(
         "bytes",
         f"{int(estimate['join_bytes']):,} to join",

@@ -9,18 +9,19 @@ import structlog
 import trio
 
 from contracts.draws import is_convicted
+from contracts.parameters import verdict
 from contracts.records import Job
 from gdf_market.book import match
 from gdf_market.book.core import OrderBook
 from gdf_market.book.match import Capabilities
 from gdf_market.codec import encode
-from gdf_market.errors import GdfError, LocalError
+from gdf_market.errors import GdfError, LocalError, ensure
 from gdf_market.messages import Bid, JobPost
 from gdf_market.node.context import JobFiles, NodeContext
 from gdf_market.node.ledger_service import now_ms
 from gdf_market.node.runner_process import RequestFailedError
 from gdf_market.train.sizing import units_that_fit
-from gdf_market.units import SECOND_MS, format_credits
+from gdf_market.units import PPB, SECOND_MS, format_credits
 
 PROBE_STEPS = 3
 PROBE_S = 120.0  # a probe holds up this node's own units: a program that needs longer is left to faster machines
@@ -148,7 +149,7 @@ class Bidder:
         """Return the seconds of a step as this node runs it: on all its devices, and in parts where memory is short."""
         with trio.move_on_after(PROBE_S):
             try:
-                return await self._context.trainer.probe(
+                found = await self._context.trainer.probe(
                     program=files.program,
                     data=files.data,
                     content=files.content,
@@ -158,6 +159,14 @@ class Bidder:
                 )
             except RequestFailedError as error:
                 raise RefusedHereError(f"cannot be run here: {error}") from error
+            ensure(
+                verdict(self._device_class, found.excess_ppb, 0) == "pass",
+                RefusedHereError(
+                    f"its steps cannot be repeated: in another order of additions they differ by "
+                    f"{found.excess_ppb / PPB:.1e}, and an audit of honest work would not pass"
+                ),
+            )
+            return found.step_s
         raise TooSlowHereError(f"{PROBE_STEPS} steps of it were not done within {PROBE_S:.0f} s here")
 
     async def _consider(self, job_id: str) -> None:

@@ -10,6 +10,7 @@ import platformdirs
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from contracts.parameters import DEVICE_CLASSES
 from gdf_market.errors import UsageError
 from gdf_market.train.protocol import DEVICE_PATTERN, MAX_DEVICES
 from gdf_market.units import CREDIT
@@ -56,6 +57,8 @@ class Settings(BaseSettings):
 
     @model_validator(mode="after")
     def _devices_of_class(self) -> Settings:
+        if self.device_class not in DEVICE_CLASSES:
+            raise ValueError(f"device_class {self.device_class!r} is none of {', '.join(DEVICE_CLASSES)}")
         kind = torch_device(self.device_class)
         for device in self.devices:
             if not device.startswith(kind):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import safetensors.torch
@@ -233,17 +234,24 @@ class Operations:
         return StatisticsReply(path=request.out, tensors=len(found))
 
     def _probe(self, request: ProbeRequest) -> ProbeReply:
-        """Time ``steps`` steps of the job's own graph, after one that warms up."""
+        """Time ``steps`` steps of the job's own graph, after one that warms up; see whether they can be repeated."""
         marks: list[float] = []
-        fit, _ = self._unit(
-            replace(_Unit.first_of(request), steps=request.steps + 1),
-            lambda _done, _of: marks.append(time.perf_counter()),
-        )
+        unit = replace(_Unit.first_of(request), steps=request.steps + 1)
+        fit, run = self._unit(unit, lambda _done, _of: marks.append(time.perf_counter()))
+        again = self._unit(self._other_order(unit, fit.parts), lambda _done, _of: None)[1]
+        codec = Codec.of(request.recipe)
         return ProbeReply(
             seconds_per_step=(marks[-1] - marks[0]) / request.steps,
+            excess_ppb=self._verification.measure(codec.encode(again.delta), run.delta, codec).excess_ppb,
             memory_bytes=fit.memory_bytes,
             rows=fit.parts.rows,
         )
+
+    def _other_order(self, unit: _Unit, parts: Parts) -> _Unit:
+        """Return the same unit on another number of threads and, where the program takes any, in smaller parts."""
+        threads = 2 if threads_of(unit.request) == 1 else 1
+        smaller = replace(parts, rows=max(1, -(-(parts.rows or unit.recipe.batch // parts.processes) // 2)))
+        return replace(unit, request=msgspec.structs.replace(unit.request, threads=threads), parts=smaller)
 
     def _run(self, request: UnitFields, poison: str) -> tuple[Parts, UnitRun]:
         fit, run = self._unit(_Unit.of(request, request.recipe.steps, poison), self._report)

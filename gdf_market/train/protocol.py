@@ -198,7 +198,11 @@ class StatisticsReply(Record, frozen=True, kw_only=True):
 
 
 class ProbeReply(Record, frozen=True, kw_only=True):
+    """``excess_ppb``: how far the same steps, computed in another order of additions, are from the first ones: what an
+    honest audit would find."""
+
     seconds_per_step: float
+    excess_ppb: UInt
     memory_bytes: int  # upper bound of what a step takes in each process
     rows: int  # of a batch that are computed at once; 0 for all
 

@@ -193,6 +193,15 @@ async def test_a_program_that_does_not_fit_here_is_refused_with_the_reason(
     assert bidder._retry[job] - world.time_ms == module.SLOW_RETRY_MS - module.RETRY_MS
 
 
+async def test_no_bid_on_what_an_honest_audit_would_not_pass(kit: Kit, bidder: Bidder) -> None:
+    kit.trainer.repeat_excess_ppb = 470_000
+    job = posted(kit)
+    await act(bidder)
+    assert "cannot be repeated" in bidder.reasons[job]
+    assert "4.7e-04" in bidder.reasons[job]
+    assert kit.ledger.entries == []
+
+
 async def test_orders_are_prefetched_a_few_at_a_time_and_do_not_hold_jobs_up(
     world: World, kit: Kit, book: OrderBook, bidder: Bidder
 ) -> None:

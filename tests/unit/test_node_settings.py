@@ -51,6 +51,7 @@ def test_addresses_in_the_environment_are_separated_by_commas(config: Path, monk
         ("min_price = 0", ("min_price", "0")),
         ("listen_port = 65536", ("listen_port", "65536")),
         ("bootstrap = 3", ("bootstrap", "3")),
+        ("device_class = 'tpu'", ("tpu", "cpu-fp32", "cuda-fp32")),
         ("devices = ['gpu']", ("devices", "gpu")),
         ("devices = ['cuda:0']", ("cuda:0", "cpu-fp32", "device_class")),
         ("unit = 2", ("'unit'", "units")),

@@ -18,7 +18,7 @@ from gdf_market.train.fitting import fit_evaluation, fit_unit
 from gdf_market.train.graph import Forward, Node
 from gdf_market.train.operations import Operations, Verification
 from gdf_market.train.program import Program
-from gdf_market.train.protocol import AuditRequest, StatisticsRequest, TrainRequest, UnitParts
+from gdf_market.train.protocol import AuditRequest, ProbeRequest, StatisticsRequest, TrainRequest, UnitParts
 from verifier.outcome import compute_outcome
 from verifier.sketch import sketch
 from verifier.verdict import measure
@@ -131,6 +131,31 @@ def test_given_parts_that_do_not_fit_are_not_replaced(tmp_path: Path) -> None:
     operations().perform(TrainRequest(**unit, out=out))
     with pytest.raises(OversizedError):
         operations().perform(AuditRequest(**unit, claim=out, parts=UnitParts(), memory_bytes=least_memory(8)))
+
+
+def amplifying() -> Program:
+    """A program whose loss depends on digits that rounding decides: the sine of a million times the embedding."""
+    honest = graph(dataset().vocab).train.nodes
+    wild = (
+        Node(op="aten.mul.Tensor", args=[{"value": 5}, {"float": (3e6).hex()}], kwargs={}),
+        Node(op="aten.sin.default", args=[{"value": 6}], kwargs={}),
+        Node(op="aten.linear.default", args=[{"value": 7}, {"value": 1}], kwargs={}),
+        Node(op="aten.reshape.default", args=[{"value": 8}, [-1, dataset().vocab]], kwargs={}),
+        Node(op="aten.reshape.default", args=[{"value": 3}, [-1]], kwargs={}),
+        Node(op="aten.cross_entropy_loss.default", args=[{"value": 9}, {"value": 10}], kwargs={}),
+    )
+    return program(nodes=(honest[0], *wild), output=11)
+
+
+def test_a_probe_finds_out_what_cannot_be_repeated(tmp_path: Path) -> None:
+    def excess_ppb(made: Program) -> int:
+        request = ProbeRequest(**fields(tmp_path, made), recipe=WIDE, steps=3)
+        reply: Any = operations().perform(request)
+        return int(reply.excess_ppb)
+
+    assert excess_ppb(program()) < 20_000
+    assert excess_ppb(program(separable=False)) < 20_000
+    assert excess_ppb(amplifying()) > 1_000_000
 
 
 def counting() -> Program:

@@ -79,10 +79,11 @@ async def test_two_runners_with_other_threads_agree(unit: UnitRequest, tmp_path:
         files = (unit.program, unit.data, unit.content, unit.checkpoint)
         assert await one.statistics(*files, out=tmp_path / "statistics") == 0  # a program without any
         assert (tmp_path / "statistics").exists()
-        step_s = await one.probe(
+        probed = await one.probe(
             program=unit.program, data=unit.data, content=unit.content, checkpoint=unit.checkpoint, recipe=unit.recipe
         )
-        assert 0 < step_s < 10
+        assert 0 < probed.step_s < 10
+        assert 0 <= probed.excess_ppb < 20_000
         # a request that fails costs nothing but itself
         process = one.pid
         with pytest.raises(RequestFailedError, match="cannot read") as caught:
