@@ -42,6 +42,44 @@ def test_sketch_distance_estimates_the_distance() -> None:
     assert max(ratios) < 2.2
 
 
+def test_each_seed_is_another_projection_of_the_same_size() -> None:
+    delta = np.random.default_rng(3).standard_normal(5_000).astype(np.float32)
+    seeds = [b"", b"\1" * 32, b"\2" * 32]
+    found = [np.array(sketch(delta, seed=seed)) / SCALE for seed in seeds]
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert abs(found[one] @ found[other]) < 0.6 * np.linalg.norm(found[one]) * np.linalg.norm(found[other])
+    norms = [float(np.linalg.norm(each) / np.linalg.norm(delta)) for each in found]
+    assert all(0.6 < norm < 1.5 for norm in norms)  # deviation of the square: sqrt(2 / 32) = 0.25
+    assert sketch(delta, seed=seeds[1]) == sketch(delta, seed=b"\1" * 32)
+
+
+def test_a_change_made_for_one_projection_shows_in_another() -> None:
+    """Buckets are public: a cheat can move mass within one, unless it does not know the buckets."""
+    delta = np.random.default_rng(4).standard_normal(2_000).astype(np.float32)
+    bins = np.random.PCG64(SEED).random_raw(2_000) >> np.uint64(58)
+    same = np.flatnonzero(bins == bins[0])
+    forged = delta.copy()
+    forged[same[1:]] += np.float32(1.0)
+    forged[same[0]] -= np.float32(len(same) - 1)
+    apart = np.linalg.norm(np.subtract(sketch(forged), sketch(delta))) / SCALE
+    assert apart < 1e-4
+    assert np.linalg.norm(np.subtract(sketch(forged, seed=b"\7" * 32), sketch(delta, seed=b"\7" * 32))) / SCALE > 1
+
+
+def test_the_seeded_projection_is_pinned() -> None:
+    """The same buckets come from a seed everywhere."""
+    assert [value // SCALE for value in sketch(np.ones(1_000, np.float32), seed=b"\5" * 32)[:8]] == [
+        -7,
+        3,
+        -8,
+        16,
+        -5,
+        -3,
+        -5,
+        8,
+    ]
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_a_diverged_change_has_no_sketch(bad: float) -> None:
     delta = np.ones(100, np.float32)
