@@ -10,18 +10,28 @@ from __future__ import annotations
 
 import msgspec
 
-from contracts.accounts import audit_bond, balance, check_balance, emit, move, where_audit, where_unit
-from contracts.disputes import process_accusation
-from contracts.draws import compute_opened_steps, get_auditor_draw, get_eligible_auditors
+from contracts.accounts import Where, audit_bond, balance, check_balance, emit, move, where_audit, where_unit
+from contracts.bisecting import REFUTED
+from contracts.disputes import is_open_to_audits, process_accusation, process_committee_called
+from contracts.draws import compute_opened_steps, get_auditor_draw, get_eligible_auditors, is_able, is_convicted
 from contracts.evidence import check_openings, compute_sketch_distance_ppb
-from contracts.parameters import MAX_AUDITS_PER_UNIT, MAX_REDRAWS, MAX_TARGETS, OPENED_STEPS, verdict
-from contracts.records import Audit, Round, Target, Unit
+from contracts.parameters import (
+    DEVICE_CLASSES,
+    MAX_AUDITS_PER_UNIT,
+    MAX_CHALLENGES,
+    MAX_REDRAWS,
+    MAX_TARGETS,
+    OPENED_STEPS,
+    verdict,
+)
+from contracts.records import Audit, Auditor, Round, Target, Unit
 from contracts.settle import get_pending_audits, is_pending, process_audit_closed, process_worker_silent
-from contracts.state import Draft, audit_key_of, present, require, round_key, unit_key_of
+from contracts.state import Draft, audit_key_of, auditor_key, present, require, round_key, unit_key_of
 from gdf_market import identity, vrf
 from gdf_market.codec import digest, encode
 from gdf_market.errors import RuleError, ensure
 from gdf_market.messages import (
+    AuditClasses,
     AuditCommit,
     AuditOpen,
     Outcome,
@@ -32,6 +42,18 @@ from gdf_market.messages import (
 )
 
 TWIN_FLAGS = ("twin-differs", "duplicate")
+
+
+def process_audit_classes(draft: Draft, body: AuditClasses) -> None:
+    """Note which device classes an account can audit."""
+    unknown = sorted(set(body.classes) - set(DEVICE_CLASSES))
+    ensure(not unknown, RuleError(f"classes {unknown} have no thresholds; known are {', '.join(DEVICE_CLASSES)}"))
+    ensure(
+        list(body.classes) == sorted(set(body.classes)),
+        RuleError(f"classes {list(body.classes)} are not distinct and ascending"),
+    )
+    draft.put(auditor_key(body.author), Auditor(classes=body.classes))
+    emit(draft, "auditor", Where(account=body.author), reason=", ".join(body.classes) or "none")
 
 
 def process_audit_commit(draft: Draft, body: AuditCommit) -> None:
@@ -77,7 +99,10 @@ def _check_role(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> N
         )
         return
     # the committee decides now; another accusation would add nothing
-    ensure(dispute is None, RuleError("the unit is in dispute, or was; only its committee audits it"))
+    ensure(is_open_to_audits(dispute), RuleError("the unit is in dispute, or was; only its committee audits it"))
+    if body.role == "challenge":
+        _check_challenge(draft, body, unit, round_)
+        return
     if body.role == "targeted":
         named = {(t.slot, t.auditor) for t in round_.targets if t.status == "pending"}
         ensure((unit.slot, body.author) in named, RuleError(f"{body.author} was not named to audit this unit"))
@@ -99,6 +124,20 @@ def _check_role(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> N
         lottery_wins(beta, unit.audit_chance_ppm),
         RuleError(f"the ticket does not win: the chance is {unit.audit_chance_ppm} ppm"),
     )
+
+
+def _check_challenge(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> None:
+    """Refuse a challenge of the worker itself, of a convict, of the wrong device class, or one too many."""
+    ensure(body.author != unit.worker, RuleError(f"{body.author} cannot challenge its own unit"))
+    ensure(not is_convicted(draft, unit.job, body.author), RuleError(f"{body.author} was convicted in this job"))
+    device_class = present(draft.job(unit.job)).spec.device_class
+    ensure(
+        is_able(draft, round_, body.author),
+        RuleError(f"{body.author} did not declare that it can audit units of {device_class}"),
+    )
+    audits = (present(draft.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
+    count = sum(audit.role == "challenge" for audit in audits)
+    ensure(count < MAX_CHALLENGES, RuleError(f"the unit was challenged {count} times; no more are taken"))
 
 
 def process_sketch_open(draft: Draft, body: SketchOpen) -> None:
@@ -140,6 +179,7 @@ def process_audit_open(draft: Draft, body: AuditOpen) -> None:
         status="opened",
         excess_ppb=body.excess_ppb,
         distance_ppb=body.distance_ppb,
+        sketch_root=body.sketch_root,
         auditor_sketches=tuple(opened[step] for step in audit.steps),
     )
     emit(draft, "opened", where_audit(audit), reason=f"{audit.role} audit")
@@ -169,7 +209,8 @@ def _process_verdict(draft: Draft, unit: Unit, audit: Audit) -> None:
     draft.put(audit_key_of(audit), audit)
     emit(draft, "verdict", where_audit(audit), reason=found)
     if found == "pass":
-        process_audit_closed(draft, audit, "opened", fee=True)
+        # nobody asked for a challenge: paid for what passes, strangers would farm fees
+        process_audit_closed(draft, audit, "opened", fee=audit.role != "challenge")
     else:
         process_accusation(draft, unit, audit)
 
@@ -183,8 +224,11 @@ def _process_audit_late(draft: Draft, unit: Unit, audit: Audit) -> None:
         draft.update(audit_key_of(audit), verdict="silent")
         process_audit_closed(draft, audit, "opened", fee=True)
     # in a dispute, silence must not be cheaper than being convicted: its committee decides about the unit
-    if draft.dispute(unit.job, unit.round, unit.slot) is None:
+    dispute = draft.dispute(unit.job, unit.round, unit.slot)
+    if dispute is None or dispute.status == REFUTED:
         process_worker_silent(draft, unit)
+    elif dispute.status == "bisecting":
+        process_committee_called(draft, unit, f"the worker did not open to {audit.auditor}")
 
 
 def compute_targets(outcome: Outcome) -> list[int]:
@@ -224,9 +268,9 @@ def process_target(draft: Draft, unit: Unit) -> None:
         return
     audit = draft.audit(unit.job, unit.round, unit.slot, target.auditor)
     changed = target
-    if audit is None and draft.dispute(unit.job, unit.round, unit.slot) is not None:
+    if audit is None and not is_open_to_audits(draft.dispute(unit.job, unit.round, unit.slot)):
         changed = msgspec.structs.replace(target, status="dropped")  # its committee audits it
-    elif (audit is None and target.phase_end_ms <= draft.now) or (audit is not None and audit.status == "late"):
+    elif target.phase_end_ms <= draft.now if audit is None else audit.status in ("late", REFUTED):
         changed = _draw_target(draft, unit, target.attempt + 1)
     elif audit is not None and not is_pending(audit):
         changed = msgspec.structs.replace(target, status="done")

@@ -14,7 +14,13 @@ from typing import Any
 
 from contracts.accounts import process_nonce, process_pruning, process_spent, process_transfer
 from contracts.auction import process_bid, process_bid_withdraw
-from contracts.audits import process_audit_commit, process_audit_open, process_sketch_open
+from contracts.audits import process_audit_classes, process_audit_commit, process_audit_open, process_sketch_open
+from contracts.bisecting import (
+    process_arbiter_commit,
+    process_arbiter_open,
+    process_bisect_open,
+    process_state_offer,
+)
 from contracts.epochs import process_epoch_end
 from contracts.fees import process_fee
 from contracts.jobs import process_job, process_job_cancel, process_job_post
@@ -30,10 +36,14 @@ from contracts.validators import (
 from contracts.wake import get_wake_ms
 from gdf_market.errors import PeerError, RuleError
 from gdf_market.messages import (
+    ArbiterCommit,
+    ArbiterOpen,
+    AuditClasses,
     AuditCommit,
     AuditOpen,
     Bid,
     BidWithdraw,
+    BisectOpen,
     Commit,
     Entry,
     Evidence,
@@ -43,6 +53,7 @@ from gdf_market.messages import (
     Result,
     Reveal,
     SketchOpen,
+    StateOffer,
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
@@ -72,6 +83,11 @@ _PROCESS: dict[type, Callable[[Draft, Any], None]] = {
     AuditCommit: process_audit_commit,
     SketchOpen: process_sketch_open,
     AuditOpen: process_audit_open,
+    AuditClasses: process_audit_classes,
+    BisectOpen: process_bisect_open,
+    StateOffer: process_state_offer,
+    ArbiterCommit: process_arbiter_commit,
+    ArbiterOpen: process_arbiter_open,
     ValidatorJoin: process_validator_join,
     ValidatorLeave: process_validator_leave,
     Evidence: process_evidence,

@@ -1,17 +1,18 @@
-"""Disputes: a committee drawn by the beacon re-executes an accused unit and decides by majority.
+"""Disputes: bisection finds one step that arbiters replay; else a committee re-executes the unit; a majority decides.
 
 Rules kept here:
 1. Members commit before anything is opened to them, so none can follow another.
-2. One decision per unit; whoever accuses later is settled by it.
-3. Nobody is convicted by one verdict: an accusation only calls the committee.
+2. One decision per unit; whoever accuses later is settled by it.  A refuted accusation is no decision about the unit.
+3. Nobody is convicted by one verdict: an accusation only calls arbiters or the committee.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from contracts.accounts import Where, emit, where_audit
+from contracts.accounts import Where, emit, where_audit, where_unit
 from contracts.auction import process_bid_closed
+from contracts.bisecting import COMMITTEE, REFUTED, End, process_bisection, process_bisection_start
 from contracts.draws import CONVICTED, compute_opened_steps, get_auditor_draw
 from contracts.evidence import compute_sketch_distance_ppb
 from contracts.parameters import COMMITTEE_SIZE, MAX_REDRAWS, OPENED_STEPS, verdict
@@ -20,6 +21,7 @@ from contracts.rounds import process_expulsion
 from contracts.settle import (
     process_audit_closed,
     process_bond_slashed,
+    process_target_again,
     process_unit_taken_back,
     set_reputation,
 )
@@ -27,33 +29,87 @@ from contracts.state import Draft, View, audit_key_of, dispute_key, present
 
 
 def is_undecided(dispute: Dispute | None) -> bool:
-    """Say whether a committee is at work."""
-    return dispute is not None and dispute.status in ("committing", "opening")
+    """Say whether a bisection is under way or a committee at work."""
+    return dispute is not None and dispute.status in ("bisecting", "committing", "opening")
+
+
+def is_open_to_audits(dispute: Dispute | None) -> bool:
+    """Say whether others may audit a unit: always, until its committee has it (or had)."""
+    return dispute is None or dispute.status in ("bisecting", REFUTED)
 
 
 def process_accusation(draft: Draft, unit: Unit, audit: Audit) -> None:
     """Let an audit that did not pass open a dispute, join the one under way, or be settled by the one decided."""
     dispute = draft.dispute(unit.job, unit.round, unit.slot)
-    if dispute is None:
-        _open_dispute(draft, unit, audit.auditor)
+    if dispute is None or dispute.status == REFUTED:
+        _open_dispute(draft, unit, audit)
     elif not is_undecided(dispute):
         _settle_accuser(draft, audit, dispute.status)
 
 
-def _open_dispute(draft: Draft, unit: Unit, accuser: str) -> None:
+def _open_dispute(draft: Draft, unit: Unit, audit: Audit) -> None:
+    """Bisect what fails; what is grey is no case of one false step, and goes to the committee."""
     dispute = Dispute(
         job=unit.job,
         round=unit.round,
         slot=unit.slot,
-        accuser=accuser,
+        accuser=audit.auditor,
         committee=(),
         opened_ms=draft.now,
         phase_end_ms=draft.now,
-        status="committing",
+        status="bisecting" if audit.verdict == "fail" else "committing",
     )
     draft.put(dispute_key(unit.job, unit.round, unit.slot), dispute)
-    emit(draft, "dispute", Where(unit.job, unit.round, unit.slot, accuser), reason=f"accuses {unit.worker}")
+    emit(draft, "dispute", where_audit(audit), reason=f"accuses {unit.worker}")
+    if audit.verdict == "fail":
+        _process_bisection_end(draft, unit, process_bisection_start(draft, unit, audit))
+    else:
+        _draw_committee(draft, unit, 0)
+
+
+def _process_bisection_end(draft: Draft, unit: Unit, end: End | None) -> None:
+    """Carry out how a bisection ended; None: it goes on."""
+    if end is None:
+        return
+    accuser = present(draft.dispute(unit.job, unit.round, unit.slot)).accuser
+    audit = present(draft.audit(unit.job, unit.round, unit.slot, accuser))
+    match end.decision:
+        case "convicted":
+            _decide(draft, unit, CONVICTED, end.reason)
+            _process_conviction(draft, unit, [accuser, *end.agreeing])
+        case "refuted":
+            _process_refutation(draft, unit, audit, end.reason)
+        case _:
+            if end.accuser_silent:
+                process_audit_closed(draft, audit, "late", fee=False, forfeit=True)
+            process_committee_called(draft, unit, end.reason)
+
+
+def process_committee_called(draft: Draft, unit: Unit, reason: str) -> None:
+    """End a bisection that decides nothing: the whole unit is re-executed."""
+    emit(draft, "dispute", where_unit(unit), reason=f"{COMMITTEE}: {reason}")
     _draw_committee(draft, unit, 0)
+
+
+def _process_refutation(draft: Draft, unit: Unit, audit: Audit, reason: str) -> None:
+    """Punish the accuser alone; the next one begins its own dispute, and without one the unit is free again."""
+    draft.update(dispute_key(unit.job, unit.round, unit.slot), status=REFUTED, reason=reason)
+    emit(draft, "dispute", where_audit(audit), reason=f"{REFUTED}: {reason}")
+    process_audit_closed(draft, audit, REFUTED, fee=False, forfeit=True)
+    process_target_again(draft, unit, audit.auditor)
+    waiting = get_accusers(draft, unit)
+    if waiting:
+        _open_dispute(draft, unit, waiting[0])
+
+
+def get_accusers(view: View, unit: Unit) -> list[Audit]:
+    """Return the audits that accuse a unit and are not settled, in the order of their commits."""
+    audits = (present(view.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
+    return [
+        audit
+        for audit in audits
+        if audit.role != "committee" and audit.status == "opened" and audit.verdict in ("grey", "fail")
+    ]
 
 
 def _draw_committee(draft: Draft, unit: Unit, attempt: int) -> None:
@@ -78,9 +134,12 @@ def get_committee_audits(view: View, dispute: Dispute) -> list[Audit]:
 
 
 def process_dispute(draft: Draft, unit: Unit) -> None:
-    """Advance a dispute when its members have acted or its deadline passed."""
+    """Advance a dispute when everybody has acted or its deadline passed."""
     dispute = draft.dispute(unit.job, unit.round, unit.slot)
     if dispute is None or not is_undecided(dispute):
+        return
+    if dispute.status == "bisecting":
+        _process_bisection_end(draft, unit, process_bisection(draft, unit, dispute))
         return
     audits = get_committee_audits(draft, dispute)
     over = dispute.phase_end_ms <= draft.now
@@ -128,9 +187,10 @@ def _process_openings_over(draft: Draft, unit: Unit, dispute: Dispute, audits: l
         _draw_committee(draft, unit, dispute.attempt + 1)
         return
     agreeing = [audit.auditor for audit in judged if audit.verdict == "fail"]
+    stands = [audit.auditor for audit in get_accusers(draft, unit) if audit.auditor == dispute.accuser]
     _decide(draft, unit, decision, f"{len(agreeing)} of {len(judged)} members say fail")
     if decision == CONVICTED:
-        _process_conviction(draft, unit, [dispute.accuser, *agreeing])
+        _process_conviction(draft, unit, [*stands, *agreeing])
 
 
 def _judge(draft: Draft, audit: Audit, device_class: str) -> Audit:
@@ -160,15 +220,16 @@ def _decide(draft: Draft, unit: Unit, decision: str, reason: str) -> None:
     """Note the decision and settle with everybody who accused."""
     draft.update(dispute_key(unit.job, unit.round, unit.slot), status=decision, reason=reason)
     emit(draft, "dispute", Where(unit.job, unit.round, unit.slot, unit.worker), reason=f"{decision}: {reason}")
-    for auditor in unit.auditors:
-        audit = present(draft.audit(unit.job, unit.round, unit.slot, auditor))
-        if audit.role != "committee" and audit.verdict in ("grey", "fail"):
-            _settle_accuser(draft, audit, decision)
+    for audit in get_accusers(draft, unit):
+        _settle_accuser(draft, audit, decision)
 
 
 def _settle_accuser(draft: Draft, audit: Audit, decision: str) -> None:
-    """Close the audit of an accuser: right or in doubt, wrong, or never decided."""
-    wrong = decision == "cleared" and audit.verdict == "fail"
+    """Close the audit of an accuser: right or in doubt, wrong, or never decided.
+
+    A challenger, whom nobody asked, answers for its doubts too: else strangers could call committees for nothing.
+    """
+    wrong = decision == "cleared" and (audit.verdict == "fail" or audit.role == "challenge")
     fee = not wrong and decision != "unresolved"
     process_audit_closed(draft, audit, "opened", fee=fee, forfeit=wrong)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from contracts.parameters import EVERYBODYS_CLASSES
 from contracts.records import Job, Round, Unit
 from contracts.state import View, present
 from gdf_market.codec import digest
@@ -27,9 +28,23 @@ def get_round_workers(view: View, round_: Round) -> list[str]:
     return list(dict.fromkeys(unit.worker for unit in units))
 
 
+def is_in_class(view: View, account: str, device_class: str) -> bool:
+    """Say whether an account declared that it can audit a device class; without a word from it, what every CPU can."""
+    auditor = view.auditor(account)
+    return device_class in (EVERYBODYS_CLASSES if auditor is None else auditor.classes)
+
+
+def is_able(view: View, round_: Round, account: str) -> bool:
+    """Say whether an account can reproduce a round's units: it worked in it, or is in the job's device class."""
+    device_class = present(view.job(round_.job)).spec.device_class
+    return is_in_class(view, account, device_class) or account in get_round_workers(view, round_)
+
+
 def get_eligible_auditors(view: View, round_: Round, worker: str) -> list[str]:
-    """Return who may audit a unit of ``worker`` in this round: validators, then the other workers."""
-    candidates = dict.fromkeys((*view.network().validators, *get_round_workers(view, round_)))
+    """Return who may audit a unit of ``worker`` in this round: validators of its class, then the other workers."""
+    device_class = present(view.job(round_.job)).spec.device_class
+    validators = (account for account in view.network().validators if is_in_class(view, account, device_class))
+    candidates = dict.fromkeys((*validators, *get_round_workers(view, round_)))
     candidates.pop(worker, None)
     return list(candidates)
 

@@ -12,6 +12,8 @@ from contracts.parameters import ROUND_KIB_PER_UNIT
 from contracts.state import Draft
 from gdf_market.codec import encode
 from gdf_market.messages import (
+    AuditClasses,
+    AuditCommit,
     Bid,
     BidWithdraw,
     Entry,
@@ -24,7 +26,7 @@ from gdf_market.messages import (
 
 KIB = 1_024
 ENVELOPE_BYTES = 192  # what signing adds to a body: the envelope, and the digits of nonce and expiry
-PAYING = (Transfer, JobPost, JobCancel, Bid, BidWithdraw, ValidatorJoin, ValidatorLeave)
+PAYING = (Transfer, JobPost, JobCancel, Bid, BidWithdraw, AuditClasses, ValidatorJoin, ValidatorLeave)
 
 
 def compute_fee(entry_fee: int, entry: Entry) -> int:
@@ -32,7 +34,8 @@ def compute_fee(entry_fee: int, entry: Entry) -> int:
 
     A job's post also pays for the entries that its rounds make, which are free for those who make them.
     """
-    if not isinstance(entry.body, PAYING):
+    challenges = isinstance(entry.body, AuditCommit) and entry.body.role == "challenge"
+    if not (challenges or isinstance(entry.body, PAYING)):
         return 0
     kib = -(-len(entry.raw) // KIB)
     if isinstance(entry.body, JobPost):

@@ -25,8 +25,10 @@ MISSES_TO_CLOSE = 2  # rounds in a row with a missed deadline that end a bid
 ATTESTING_VALIDATORS = 4  # drawn per round, besides the workers that revealed
 MAX_TARGETS = 4  # units of a round that must be audited
 MAX_AUDITS_PER_UNIT = 8  # beyond it no lottery ticket is taken
+MAX_CHALLENGES = 2  # per unit, by accounts that nobody asked
 MAX_REDRAWS = 3  # of a target's auditor, of a dispute's committee
 COMMITTEE_SIZE = 3
+ARBITERS = 3  # who replay the one step that a bisection found
 OPENED_STEPS = 3  # the last one and two that the beacon chooses
 DISTANCE_CAP_PPB = MAX_INT
 
@@ -40,23 +42,44 @@ ROUND_KIB_PER_UNIT = 8  # of free entries per unit and round, which the job's po
 
 @dataclass(frozen=True)
 class Thresholds:
-    """At most ``accept`` passes, above ``fail`` fails, between is grey; all in ppb."""
+    """At most ``accept`` passes, above ``fail`` fails, between is grey; all in ppb.
+
+    ``step``: of one replayed step, relative to the size of that step; far apart, because what lies between is not
+    decided by a replay, but by the committee.
+    """
 
     excess_accept: int
     excess_fail: int
     sketch_accept: int
     sketch_fail: int
+    step_accept: int
+    step_fail: int
 
 
 # Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).
-_FP32 = Thresholds(excess_accept=100_000, excess_fail=1_000_000, sketch_accept=1_000_000, sketch_fail=10_000_000)
+_FP32 = Thresholds(
+    excess_accept=100_000,
+    excess_fail=1_000_000,
+    sketch_accept=1_000_000,
+    sketch_fail=10_000_000,
+    step_accept=20_000_000,
+    step_fail=200_000_000,
+)
 # bfloat16 (autocast), another thread count or other parts of a batch: honest reruns stay below 2.1e-2 at 8 bits and
 # H = 20, a skipped step is above 4.2e-2; at 4 bits the two overlap (1.8e-2 and 1.3e-2).  Drift grows with H.
-_BF16 = Thresholds(excess_accept=30_000_000, excess_fail=40_000_000, sketch_accept=40_000_000, sketch_fail=80_000_000)
+_BF16 = Thresholds(
+    excess_accept=30_000_000,
+    excess_fail=40_000_000,
+    sketch_accept=40_000_000,
+    sketch_fail=80_000_000,
+    step_accept=200_000_000,
+    step_fail=500_000_000,
+)
 BF16_BITS = 8
 BF16_STEPS = 100
 _BY_DEVICE_CLASS = {"cpu-fp32": _FP32, "cuda-fp32": _FP32, "cpu-bf16": _BF16}
 DEVICE_CLASSES = tuple(_BY_DEVICE_CLASS)
+EVERYBODYS_CLASSES = ("cpu-bf16", "cpu-fp32")  # which every machine can run: of accounts that declared nothing
 
 
 def thresholds(device_class: str) -> Thresholds:

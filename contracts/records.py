@@ -3,7 +3,7 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``spent/<n>``, ``validator/<account>`` and the singletons ``network`` and ``active``.
+``spent/<n>``, ``validator/<account>``, ``auditor/<account>`` and the singletons ``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -18,7 +18,7 @@ import msgspec
 from gdf_market.codec import AccountId, Hash, Int, Positive, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
 
-RULES_VERSION = 2  # raised whenever a change of contracts/ could give another state for the same blocks
+RULES_VERSION = 3  # raised whenever a change of contracts/ could give another state for the same blocks
 
 
 class Allocation(Record, frozen=True, kw_only=True):
@@ -95,6 +95,12 @@ class Validator(Record, frozen=True, kw_only=True):
     silent: UInt = 0  # epochs in a row without one
     unlock_epoch: UInt = 0  # when an unlocking bond returns
     convicted: bool = False  # of equivocation: its bond is slashed, and it leaves the set at the end of the epoch
+
+
+class Auditor(Record, frozen=True, kw_only=True):
+    """What an account declared: the device classes whose units it can audit."""
+
+    classes: tuple[str, ...]
 
 
 class Active(Record, frozen=True, kw_only=True):
@@ -219,9 +225,10 @@ class Unit(Record, frozen=True, kw_only=True):
 
 
 class Audit(Record, frozen=True, kw_only=True):
-    """``status``: committed | opened | late | void.  ``verdict``: "" | pass | grey | fail | silent.
+    """``status``: committed | opened | late | void | refuted.  ``verdict``: "" | pass | grey | fail | silent.
 
-    ``silent``: the worker did not open.  An audit is pending while it is
+    ``role``: lottery | targeted | committee | challenge.  ``silent``: the worker did not open.  ``refuted``: arbiters
+    found that the auditor's own run is wrong.  An audit is pending while it is
     committed or opened and has no verdict.
     """
 
@@ -238,6 +245,7 @@ class Audit(Record, frozen=True, kw_only=True):
     worker_sketches: tuple[tuple[Int, ...], ...] = ()
     auditor_sketches: tuple[tuple[Int, ...], ...] = ()
     worker_opened: bool = False
+    sketch_root: str = ""  # of the auditor's tree, once opened
     status: str
     verdict: str = ""
     excess_ppb: UInt = 0
@@ -246,8 +254,52 @@ class Audit(Record, frozen=True, kw_only=True):
     fee: UInt = 0
 
 
+class Side(Record, frozen=True, kw_only=True):
+    """What the worker or the accuser showed in a bisection; a sketch is () until it is known."""
+
+    low: tuple[Int, ...] = ()  # its sketch at ``Bisection.low``; () for the checkpoint
+    middle: tuple[Int, ...] = ()
+    high: tuple[Int, ...] = ()  # its sketch at ``Bisection.high``; () where that is the encoding
+    state: str = ""  # blob id of its state after step ``Bisection.low``
+
+
+class Arbiter(Record, frozen=True, kw_only=True):
+    """One of those who replay the step in question.  ``finding``: whose claim it supports, "" for nobody's."""
+
+    account: AccountId
+    digest: str = ""  # "" until it committed
+    opened: bool = False
+    state_distance_ppb: UInt = 0
+    excess_ppb: UInt = 0
+    sketch: tuple[Int, ...] = ()
+    seeded: tuple[Int, ...] = ()
+    finding: str = ""  # worker | accuser | ""
+    fee: UInt = 0
+
+
+class Bisection(Record, frozen=True, kw_only=True):
+    """The search for the first step on which worker and accuser differ; ``phase``: halving | offering | replaying |
+    opening.
+
+    They agree up to step ``low`` (-1: the checkpoint) and not at ``high`` (the number of steps: the encoding of the
+    final state).  ``seed`` chooses the arbiters' second projection; it is drawn after the states were named.
+    """
+
+    phase: str
+    low: Int
+    high: UInt
+    turns: UInt = 0  # halvings so far
+    worker: Side
+    accuser: Side
+    seed: str = ""
+    arbiters: tuple[Arbiter, ...] = ()
+
+
 class Dispute(Record, frozen=True, kw_only=True):
-    """``status``: committing | opening | convicted | cleared | unresolved."""
+    """``status``: bisecting | refuted | committing | opening | convicted | cleared | unresolved.
+
+    ``refuted``: the accuser was wrong, and the unit is as if it had never been accused.
+    """
 
     job: Hash
     round: UInt
@@ -259,6 +311,7 @@ class Dispute(Record, frozen=True, kw_only=True):
     attempt: UInt = 0
     status: str
     reason: Text = ""
+    bisection: Bisection | None = None  # of the last accuser whose verdict was fail
 
 
 class Event(Record, frozen=True, kw_only=True):
@@ -266,7 +319,7 @@ class Event(Record, frozen=True, kw_only=True):
 
     ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,
     accepted, missed, rejected, held, paid, merit, audit, returned, forfeited,
-    convicted, slashed, refund, job, fee, validator, evicted, epoch.  ``amount`` is
+    convicted, slashed, refund, job, fee, auditor, validator, evicted, epoch.  ``amount`` is
     micro-credits moved from ``source`` to ``target`` (account ids or the pots
     ``escrow``, ``audit_escrow``, ``bond``, ``held``, ``stake``), 0 if none.  A pot
     belongs to the event's job; ``held`` is that of the unit at (round, slot);
@@ -286,4 +339,6 @@ class Event(Record, frozen=True, kw_only=True):
     entry: str = ""  # the entry that caused it; "" if a deadline or the beacon did
 
 
-StateRecord = Account | Reputation | Network | Validator | Active | Spent | Bid | Job | Round | Unit | Audit | Dispute
+StateRecord = (
+    Account | Reputation | Network | Validator | Auditor | Active | Spent | Bid | Job | Round | Unit | Audit | Dispute
+)

@@ -7,6 +7,8 @@ Rules kept here:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from contracts.accounts import (
@@ -24,7 +26,7 @@ from contracts.accounts import (
 )
 from contracts.auction import process_bond
 from contracts.parameters import MAX_TEXT
-from contracts.records import Audit, Unit
+from contracts.records import Audit, Target, Unit
 from contracts.state import Draft, View, audit_key_of, bid_key, job_key, present, reputation_key, round_key, unit_key_of
 from gdf_market.units import PPM
 
@@ -82,15 +84,22 @@ def process_unit_taken_back(draft: Draft, unit: Unit, kind: str, status: str, re
 
 
 def _drop_target(draft: Draft, unit: Unit) -> None:
+    _set_targets(draft, unit, lambda target: target.status == "pending", "dropped")
+
+
+def process_target_again(draft: Draft, unit: Unit, auditor: str) -> None:
+    """Take back that a unit's target is done: its auditor was refuted, so another one is to be named."""
+    _set_targets(draft, unit, lambda target: target.auditor == auditor and target.status == "done", "pending")
+
+
+def _set_targets(draft: Draft, unit: Unit, concerned: Callable[[Target], bool], status: str) -> None:
     targets = present(draft.round(unit.job, unit.round)).targets
-    dropped = tuple(
-        msgspec.structs.replace(target, status="dropped")
-        if target.slot == unit.slot and target.status == "pending"
-        else target
+    changed = tuple(
+        msgspec.structs.replace(target, status=status) if target.slot == unit.slot and concerned(target) else target
         for target in targets
     )
-    if dropped != targets:
-        draft.update(round_key(unit.job, unit.round), targets=dropped)
+    if changed != targets:
+        draft.update(round_key(unit.job, unit.round), targets=changed)
 
 
 def _process_unit_settled(draft: Draft, unit: Unit, status: str, reason: str) -> None:

@@ -21,6 +21,7 @@ from contracts.records import (
     Account,
     Active,
     Audit,
+    Auditor,
     Bid,
     Dispute,
     Event,
@@ -90,6 +91,10 @@ def validator_key(account: str) -> str:
     return f"validator/{account}"
 
 
+def auditor_key(account: str) -> str:
+    return f"auditor/{account}"
+
+
 def spent_key(number: int) -> str:
     return f"spent/{number}"
 
@@ -142,6 +147,10 @@ class View:
     def validator(self, account: str) -> Validator | None:
         """Return what is kept of an account that is, will be or was a validator."""
         return self._typed(validator_key(account), Validator)
+
+    def auditor(self, account: str) -> Auditor | None:
+        """Return what an account declared about its audits."""
+        return self._typed(auditor_key(account), Auditor)
 
     def network(self) -> Network:
         """Return the constants of the genesis and the current validator set."""

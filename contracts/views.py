@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from contracts.audits import get_target
+from contracts.bisection import get_middle
+from contracts.disputes import is_open_to_audits
 from contracts.draws import get_eligible_auditors
 from contracts.parameters import MAX_AUDITS_PER_UNIT
-from contracts.records import Job, Round, Unit
+from contracts.records import Dispute, Job, Round, Unit
 from contracts.rounds import get_units
 from contracts.settle import get_pending_audits
 from contracts.state import State, present
@@ -24,7 +26,9 @@ class Action:
     ``kind``: train and commit (both while the unit is assigned: the caller knows
     whether it trained already), reveal, receipt, result, audit_lottery (if the
     caller's VRF wins), audit_targeted, audit_committee, sketch_open and
-    audit_open (at ``steps``).
+    audit_open (at ``steps``); in a bisection bisect_open (at the step in
+    ``steps``), state_offer (after so many ``steps``), arbiter_commit (having
+    replayed the step in ``steps``) and arbiter_open.
     """
 
     kind: str
@@ -85,6 +89,9 @@ def _get_round_actions(state: State, round_: Round, account: str) -> Iterator[Ac
 
 def _get_unit_actions(state: State, unit: Unit, account: str) -> Iterator[Action]:
     where = (unit.job, unit.round, unit.slot)
+    dispute = state.dispute(*where)
+    if dispute is not None and dispute.status == "bisecting":
+        yield from _get_bisection_actions(unit, dispute, account)
     if unit.worker == account:
         yield from _get_sketch_actions(state, unit)
         return
@@ -100,7 +107,7 @@ def _get_unit_actions(state: State, unit: Unit, account: str) -> Iterator[Action
 def _get_audit_actions(state: State, unit: Unit, account: str) -> Iterator[Action]:
     where = (unit.job, unit.round, unit.slot)
     dispute = state.dispute(*where)
-    if dispute is not None:
+    if dispute is not None and not is_open_to_audits(dispute):
         if dispute.status == "committing" and account in dispute.committee:
             yield Action("audit_committee", *where, dispute.phase_end_ms)
         return
@@ -110,6 +117,21 @@ def _get_audit_actions(state: State, unit: Unit, account: str) -> Iterator[Actio
         yield Action("audit_targeted", *where, target.phase_end_ms)
     elif len(unit.auditors) < MAX_AUDITS_PER_UNIT and account in get_eligible_auditors(state, round_, unit.worker):
         yield Action("audit_lottery", *where, unit.release_ms)
+
+
+def _get_bisection_actions(unit: Unit, dispute: Dispute, account: str) -> Iterator[Action]:
+    where, end = (unit.job, unit.round, unit.slot), dispute.phase_end_ms
+    bisection = present(dispute.bisection)
+    side = {unit.worker: bisection.worker, dispute.accuser: bisection.accuser}.get(account)
+    arbiter = next((each for each in bisection.arbiters if each.account == account), None)
+    if bisection.phase == "halving" and side is not None and not side.middle:
+        yield Action("bisect_open", *where, end, (get_middle(bisection),))
+    elif bisection.phase == "offering" and side is not None and not side.state:
+        yield Action("state_offer", *where, end, (bisection.low + 1,))
+    elif bisection.phase == "replaying" and arbiter is not None and not arbiter.digest:
+        yield Action("arbiter_commit", *where, end, (bisection.high,))
+    elif bisection.phase == "opening" and arbiter is not None and arbiter.digest and not arbiter.opened:
+        yield Action("arbiter_open", *where, end)
 
 
 def _get_sketch_actions(state: State, unit: Unit) -> Iterator[Action]:

@@ -8,7 +8,8 @@ Rules kept here:
 from __future__ import annotations
 
 from contracts.audits import get_target
-from contracts.disputes import get_committee_audits, is_answered, is_undecided
+from contracts.bisection import is_phase_complete as is_bisection_phase_complete
+from contracts.disputes import get_committee_audits, is_answered, is_open_to_audits, is_undecided
 from contracts.phases import is_phase_complete
 from contracts.records import Audit, Dispute, Job, Target, Unit
 from contracts.rounds import can_start_round
@@ -67,11 +68,13 @@ def _get_audit_wake_ms(audit: Audit) -> int:
 def _get_target_wake_ms(view: View, unit: Unit, target: Target, dispute: Dispute | None) -> int:
     audit = view.audit(unit.job, unit.round, unit.slot, target.auditor)
     if audit is None:
-        return target.phase_end_ms if dispute is None else NOW
+        return target.phase_end_ms if is_open_to_audits(dispute) else NOW
     return _get_audit_wake_ms(audit) if is_pending(audit) else NOW
 
 
 def _get_dispute_wake_ms(view: View, dispute: Dispute) -> int:
+    if dispute.status == "bisecting":
+        return NOW if is_bisection_phase_complete(present(dispute.bisection)) else dispute.phase_end_ms
     audits = get_committee_audits(view, dispute)
     if dispute.status == "committing":
         return NOW if len(audits) == len(dispute.committee) else dispute.phase_end_ms

@@ -40,6 +40,7 @@ MAX_SHARDS = 65_536
 MAX_STEPS = 1_000  # inner steps of a unit
 SKETCH_DIM = 32  # integers in one sketch
 MAX_OPENINGS = 8
+MAX_CLASSES = 16  # device classes that one account declares
 
 MAX_PROCESSES = 64  # that compute one unit together
 Processes = Annotated[int, msgspec.Meta(ge=1, le=MAX_PROCESSES)]
@@ -229,16 +230,19 @@ class AuditCommit(Body, frozen=True, kw_only=True, tag="audit_commit"):
     job: Hash
     round: UInt
     slot: Slot
-    role: Annotated[str, msgspec.Meta(pattern=r"\A(lottery|targeted|committee)\Z")]
+    role: Annotated[str, msgspec.Meta(pattern=r"\A(lottery|targeted|committee|challenge)\Z")]
     proof: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{160})?\Z")]  # VRF over audit_alpha() for the lottery
     digest: Hash
+
+
+Sketch = Annotated[tuple[Int, ...], msgspec.Meta(min_length=SKETCH_DIM, max_length=SKETCH_DIM)]
 
 
 class Opening(Record, frozen=True, kw_only=True):
     """One step's sketch with its RFC 9162 inclusion path in the sketch tree."""
 
     step: Annotated[int, msgspec.Meta(ge=0, lt=MAX_STEPS)]
-    sketch: Annotated[tuple[Int, ...], msgspec.Meta(min_length=SKETCH_DIM, max_length=SKETCH_DIM)]
+    sketch: Sketch
     path: Annotated[tuple[Hash, ...], msgspec.Meta(max_length=16)]
 
 
@@ -265,6 +269,52 @@ class AuditOpen(Body, frozen=True, kw_only=True, tag="audit_open"):
     sketch_root: Hash
     salt: Hash
     openings: Openings
+
+
+class AuditClasses(Body, frozen=True, kw_only=True, tag="audit_classes"):
+    """The device classes whose units the author can audit from now on; replaces what it declared before."""
+
+    classes: Annotated[tuple[DeviceClass, ...], msgspec.Meta(max_length=MAX_CLASSES)]
+
+
+class BisectOpen(Body, frozen=True, kw_only=True, tag="bisect_open"):
+    """Worker or accuser opens its sketch at the middle of the steps that are in question."""
+
+    job: Hash
+    round: UInt
+    slot: Slot
+    opening: Opening
+
+
+class StateOffer(Body, frozen=True, kw_only=True, tag="state_offer"):
+    """Worker or accuser names its state after the last step that both agree on, and serves it as a blob."""
+
+    job: Hash
+    round: UInt
+    slot: Slot
+    state: Hash
+
+
+class ArbiterCommit(Body, frozen=True, kw_only=True, tag="arbiter_commit"):
+    """An arbiter compared both states, replayed the step and commits to what it found (see ``arbiter_commitment``)."""
+
+    job: Hash
+    round: UInt
+    slot: Slot
+    digest: Hash
+
+
+class ArbiterOpen(Body, frozen=True, kw_only=True, tag="arbiter_open"):
+    """The arbiter opens its commit: the distance of the states, the step's sketches, the excess of the claim."""
+
+    job: Hash
+    round: UInt
+    slot: Slot
+    state_distance_ppb: UInt  # of the accuser's state from the worker's, in full; 0 from the checkpoint
+    excess_ppb: UInt  # of the claim over the worker's last state; 0 where a step was replayed
+    sketch: Sketch  # after the step from the worker's state
+    seeded: Sketch  # the same under the projection of the dispute's seed
+    salt: Hash
 
 
 class ValidatorJoin(Body, frozen=True, kw_only=True, tag="validator_join"):
@@ -295,6 +345,11 @@ EntryBody = (
     | AuditCommit
     | SketchOpen
     | AuditOpen
+    | AuditClasses
+    | BisectOpen
+    | StateOffer
+    | ArbiterCommit
+    | ArbiterOpen
     | ValidatorJoin
     | ValidatorLeave
     | Evidence
@@ -404,6 +459,15 @@ def audit_commitment(author: str, excess_ppb: int, distance_ppb: int, sketch_roo
     numbers = excess_ppb.to_bytes(8, "big") + distance_ppb.to_bytes(8, "big")
     parts = (author.encode(), numbers, bytes.fromhex(sketch_root), bytes.fromhex(salt))
     return digest("gdf/audit-commit", *parts).hex()
+
+
+def arbiter_commitment(
+    author: str, state_distance_ppb: int, excess_ppb: int, sketch: tuple[int, ...], seeded: tuple[int, ...], salt: str
+) -> str:
+    """Return the digest of ArbiterCommit for what ArbiterOpen will open."""
+    numbers = state_distance_ppb.to_bytes(8, "big") + excess_ppb.to_bytes(8, "big")
+    parts = (author.encode(), numbers, encode(list(sketch)), encode(list(seeded)), bytes.fromhex(salt))
+    return digest("gdf/arbiter-commit", *parts).hex()
 
 
 def sketch_leaf(step: int, sketch: tuple[int, ...]) -> bytes:

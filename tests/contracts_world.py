@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,11 @@ from gdf_market.errors import RuleError
 from gdf_market.identity import Identity
 from gdf_market.messages import (
     SKETCH_DIM,
+    ArbiterCommit,
+    ArbiterOpen,
     AuditCommit,
     AuditOpen,
+    BisectOpen,
     Body,
     Commit,
     Entry,
@@ -38,6 +42,8 @@ from gdf_market.messages import (
     Result,
     Reveal,
     SketchOpen,
+    StateOffer,
+    arbiter_commitment,
     audit_alpha,
     audit_commitment,
     commitment,
@@ -48,7 +54,7 @@ from gdf_market.messages import (
     sketch_leaf,
 )
 from gdf_market.messages import Bid as BidBody
-from gdf_market.units import CREDIT
+from gdf_market.units import CREDIT, PPB
 from tests.contracts_staking import check_validators
 
 START_MS = 1_700_000_000_000
@@ -101,7 +107,13 @@ def make_genesis(balances: dict[str, int], validators: Iterable[str], **changes:
 
 
 def sketch_of(job: str, index: int, slot: int, shard: int, step: int, flavour: str = "") -> tuple[int, ...]:
-    """Return what a unit's re-execution finds after a step; another flavour is another result."""
+    """Return what a unit's re-execution finds after a step; another flavour is another result.
+
+    A flavour such as "cheat@3" is honest before step 3.
+    """
+    flavour, _, first = flavour.partition("@")
+    if step < int(first or 0):
+        flavour = ""
     seed = hashlib.sha512(repr((job, index, slot, shard, step, flavour)).encode()).digest()
     return (
         tuple(1_000_000 + seed[place] for place in range(SKETCH_DIM))
@@ -134,6 +146,8 @@ class Actor:
     skips: frozenset[str] = frozenset()
     lottery: bool = False
     audit_excess: Callable[[Unit], int] | None = None  # what it claims as auditor, if not the truth
+    audit_flavour: str = ""  # of the sketches and states that it shows as auditor
+    arbiter_flavour: str = ""  # of the step that it says it replayed
     holds: Callable[[Unit], bool] = lambda unit: True
     vote: str = "honest"
 
@@ -391,7 +405,7 @@ def audit_fields(world: World, actor: Actor, action: Action) -> dict[str, object
     excess = 0 if unit.update == claimed else 50_000_000
     if actor.audit_excess is not None:
         excess = actor.audit_excess(unit)
-    sketches = world.sketches(unit, unit.shard, "")
+    sketches = world.sketches(unit, unit.shard, actor.audit_flavour)
     return {
         "excess_ppb": excess,
         "distance_ppb": excess,
@@ -431,9 +445,63 @@ def act_sketch_open(world: World, actor: Actor, action: Action) -> Entry:
 
 def act_audit_open(world: World, actor: Actor, action: Action) -> Entry:
     unit = world.unit(action.job, action.round, action.slot)
-    openings = open_steps(world.sketches(unit, unit.shard, ""), action.steps)
+    openings = open_steps(world.sketches(unit, unit.shard, actor.audit_flavour), action.steps)
     fields = audit_fields(world, actor, action)
     return world.entry(actor.name, AuditOpen, **_where(action), **fields, openings=openings)
+
+
+def _side_flavour(world: World, actor: Actor, action: Action) -> str:
+    unit = world.unit(action.job, action.round, action.slot)
+    return actor.flavour if unit.worker == actor.account else actor.audit_flavour
+
+
+def act_bisect_open(world: World, actor: Actor, action: Action) -> Entry:
+    unit = world.unit(action.job, action.round, action.slot)
+    sketches = world.sketches(unit, unit.shard, _side_flavour(world, actor, action))
+    (opening,) = open_steps(sketches, action.steps)
+    return world.entry(actor.name, BisectOpen, **_where(action), opening=opening)
+
+
+def state_of(action: Action, done: int, flavour: str) -> str:
+    """Return the name of a unit's state after so many steps; before a cheat begins, it is the honest one."""
+    kind, _, first = flavour.partition("@")
+    return text_hash("state", action.job, action.round, action.slot, done, kind if done > int(first or 0) else "")
+
+
+def act_state_offer(world: World, actor: Actor, action: Action) -> Entry:
+    state = state_of(action, action.steps[0], _side_flavour(world, actor, action))
+    return world.entry(actor.name, StateOffer, **_where(action), state=state)
+
+
+def arbiter_fields(world: World, actor: Actor, action: Action) -> dict[str, Any]:
+    """Return what an arbiter measures: states by their names, the honest step (or its own), the excess as an auditor.
+
+    A seeded sketch is here the sketch itself times a number that the seed gives.
+    """
+    unit = world.unit(action.job, action.round, action.slot)
+    dispute = world.state.dispute(action.job, action.round, action.slot)
+    assert dispute is not None
+    assert dispute.bisection is not None
+    bisection, encoding = dispute.bisection, dispute.bisection.high == STEPS
+    sketches = world.sketches(unit, unit.shard, actor.arbiter_flavour)
+    sketch = sketches[min(bisection.high, STEPS - 1)]
+    factor = 1 if int(bisection.seed[-1], 16) % 2 else -1
+    return {
+        "state_distance_ppb": 0 if bisection.worker.state == bisection.accuser.state else 2 * PPB,
+        "excess_ppb": audit_fields(world, actor, action)["excess_ppb"] if encoding else 0,
+        "sketch": sketch,
+        "seeded": tuple(factor * value for value in sketch),
+        "salt": text_hash("arbiter salt", actor.name),
+    }
+
+
+def act_arbiter_commit(world: World, actor: Actor, action: Action) -> Entry:
+    digest = arbiter_commitment(actor.account, **arbiter_fields(world, actor, action))
+    return world.entry(actor.name, ArbiterCommit, **_where(action), digest=digest)
+
+
+def act_arbiter_open(world: World, actor: Actor, action: Action) -> Entry:
+    return world.entry(actor.name, ArbiterOpen, **_where(action), **arbiter_fields(world, actor, action))
 
 
 ACTS: dict[str, Callable[[World, Actor, Action], Entry | None]] = {
@@ -445,9 +513,15 @@ ACTS: dict[str, Callable[[World, Actor, Action], Entry | None]] = {
     "audit_lottery": act_audit,
     "audit_targeted": act_audit,
     "audit_committee": act_audit,
+    "audit_challenge": act_audit,
     "sketch_open": act_sketch_open,
     "audit_open": act_audit_open,
+    "bisect_open": act_bisect_open,
+    "state_offer": act_state_offer,
+    "arbiter_commit": act_arbiter_commit,
+    "arbiter_open": act_arbiter_open,
 }
+BISECTION = frozenset({"bisect_open", "state_offer"})  # what the two sides of a bisection do
 
 
 # checks

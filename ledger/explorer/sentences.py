@@ -9,10 +9,14 @@ from __future__ import annotations
 from functools import singledispatch
 
 from gdf_market.messages import (
+    ArbiterCommit,
+    ArbiterOpen,
+    AuditClasses,
     AuditCommit,
     AuditOpen,
     Bid,
     BidWithdraw,
+    BisectOpen,
     Body,
     Commit,
     Evidence,
@@ -22,6 +26,7 @@ from gdf_market.messages import (
     Result,
     Reveal,
     SketchOpen,
+    StateOffer,
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
@@ -40,7 +45,12 @@ def _slots(slots: tuple[int, ...]) -> str:
     return ", ".join(map(str, slots)) if slots else "none"
 
 
-def _unit(body: Commit | Reveal | AuditCommit | AuditOpen | SketchOpen) -> str:
+UnitBody = (
+    Commit | Reveal | AuditCommit | AuditOpen | SketchOpen | BisectOpen | StateOffer | ArbiterCommit | ArbiterOpen
+)
+
+
+def _unit(body: UnitBody) -> str:
     return f"round {body.round}, slot {body.slot} of job {short(body.job)}"
 
 
@@ -119,6 +129,7 @@ def _(body: AuditCommit) -> str:
         "lottery": "won the audit lottery for",
         "targeted": "was named to audit",
         "committee": "sits in judgement on",
+        "challenge": "challenges",
     }
     return f"{account_name(body.author)} {role[body.role]} {_unit(body)}, re-executed it and commits to its finding."
 
@@ -136,6 +147,39 @@ def _(body: AuditOpen) -> str:
     return (
         f"{account_name(body.author)} opens its audit of {_unit(body)}: rounding excess {ratio(body.excess_ppb)}, "
         f"relative distance {ratio(body.distance_ppb)}."
+    )
+
+
+@entry_sentence.register
+def _(body: AuditClasses) -> str:
+    classes = ", ".join(body.classes) or "no device class"
+    return f"{account_name(body.author)} declares that it can audit units of {classes}."
+
+
+@entry_sentence.register
+def _(body: BisectOpen) -> str:
+    return (
+        f"{account_name(body.author)} opens its sketch of {_unit(body)} at step {body.opening.step}, the middle of "
+        "what is in dispute."
+    )
+
+
+@entry_sentence.register
+def _(body: StateOffer) -> str:
+    state = f"its state of {_unit(body)} before the step in dispute"
+    return f"{account_name(body.author)} names {short(body.state)} as {state}."
+
+
+@entry_sentence.register
+def _(body: ArbiterCommit) -> str:
+    return f"{account_name(body.author)} replayed the step of {_unit(body)} in dispute and commits to what it found."
+
+
+@entry_sentence.register
+def _(body: ArbiterOpen) -> str:
+    return (
+        f"{account_name(body.author)} opens its replay for {_unit(body)}: the states of both sides differ by "
+        f"{ratio(body.state_distance_ppb)}, rounding excess {ratio(body.excess_ppb)}."
     )
 
 
@@ -203,6 +247,7 @@ _STATUS = {
     "dispute": "The dispute about the unit",
     "convicted": "{who} is convicted",
     "job": "The job changes its status",
+    "auditor": "{who} declares what it can audit",
     "validator": "Validator {who}",
     "evicted": "Validator {who} is evicted",
     "epoch": "An epoch begins",

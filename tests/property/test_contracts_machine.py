@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from typing import Any
 
 import msgspec
 from hypothesis import HealthCheck, Phase, settings
@@ -25,22 +26,29 @@ from hypothesis.stateful import (
 
 from contracts.block import next_wake_ms, select_entries
 from contracts.records import Job, Round, Staking
-from contracts.views import pending_actions
+from contracts.views import Action, pending_actions
 from gdf_market.messages import (
+    SKETCH_DIM,
+    ArbiterCommit,
+    ArbiterOpen,
+    AuditClasses,
     AuditCommit,
     AuditOpen,
     Bid,
     BidWithdraw,
+    BisectOpen,
     Commit,
     Entry,
     Evidence,
     Flag,
     JobCancel,
+    Opening,
     Receipt,
     Rejected,
     Result,
     Reveal,
     SketchOpen,
+    StateOffer,
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
@@ -49,6 +57,7 @@ from gdf_market.statements import FINAL, NOTAR, SKIP
 from gdf_market.units import CREDIT, PPM
 from tests.contracts_staking import HASH_A, HASH_B, sign_header, sign_vote
 from tests.contracts_world import (
+    BISECTION,
     Actor,
     World,
     assert_nothing_locked,
@@ -57,7 +66,7 @@ from tests.contracts_world import (
     text_hash,
 )
 
-EXAMPLES = int(os.environ.get("GDF_TEST_EXAMPLES", "60"))
+EXAMPLES = int(os.environ.get("GDF_TEST_EXAMPLES", "100"))
 WORKERS = ("w1", "w2", "w3", "w4")
 VALIDATORS = ("val", "val2", "w4")
 PLAYERS = (*WORKERS, "val", "val2")
@@ -71,15 +80,30 @@ KINDS = (
     "audit_committee",
     "sketch_open",
     "audit_open",
+    "bisect_open",
+    "state_offer",
+    "arbiter_commit",
+    "arbiter_open",
 )
 names = st.sampled_from(PLAYERS)
-flavours = st.sampled_from(["", "", "", "cheat"])
+flavours = st.sampled_from(["", "", "", "cheat", "cheat@2"])
+shown = st.sampled_from(["", "", "", "other", "other@2", "third"])  # by auditors and arbiters
 skips = st.one_of(
     st.just(frozenset()),
-    st.sampled_from([frozenset({kind}) for kind in KINDS]),
+    st.sampled_from([BISECTION, *(frozenset({kind}) for kind in KINDS)]),
     st.frozensets(st.sampled_from(KINDS), max_size=2),
 )
-excesses = st.sampled_from([None, None, 0, 500_000, 500_000, 500_000, 50_000_000])
+declared = st.sampled_from([("cpu-fp32",), ("cpu-bf16", "cpu-fp32"), ("cuda-fp32",)])
+excesses = st.sampled_from([None, None, 0, 500_000, 500_000, 50_000_000, 50_000_000])
+TROUBLES: list[dict[str, Any]] = [
+    {"flavour": "cheat"},
+    {"flavour": "cheat@2"},
+    {"flavour": "cheat@2", "skips": BISECTION},
+    {"audit_excess": lambda unit: 50_000_000},
+    {"audit_excess": lambda unit: 500_000},
+    {"audit_flavour": "other", "skips": BISECTION},
+    {"audit_flavour": "other@2", "arbiter_flavour": "third"},
+]  # of one worker and one validator, at the beginning
 small = st.integers(0, 3)
 
 
@@ -93,22 +117,42 @@ class Market(RuleBasedStateMachine):
         seat=st.sampled_from([0, 7, 7, 100 * CREDIT + 3]),
         blocks=st.sampled_from([1, 6, 12, 12, 40]),
         floor=st.sampled_from([1, 1, 2, 4]),
+        trouble=st.sampled_from(TROUBLES),
     )
-    def found(self, bond: int, void: int, fee: int, seat: int, blocks: int, floor: int) -> None:
+    def found(
+        self, bond: int, void: int, fee: int, seat: int, blocks: int, floor: int, trouble: dict[str, Any]
+    ) -> None:
         balances = {name: 300 * CREDIT for name in ("owner", *PLAYERS)} | {"w3": 0}
         staking = Staking(epoch_blocks=blocks, bond=seat, floor=floor, silent_epochs=2, evidence_epochs=3)
         terms = {"audit_bond": bond, "max_void_rounds": void, "entry_fee": fee, "staking": staking}
         self.world = World(balances, VALIDATORS, terms, rotates=True)
         self.world.cast(*(Actor(name, lottery=True) for name in PLAYERS))
-        self.world.cast(Actor("w1", flavour="cheat"))
+        self.world.cast(*(Actor(name, **trouble) for name in ("w1", "val")))
         self.jobs: list[str] = []
 
     # actors
 
-    @rule(name=names, flavour=flavours, skip=skips, excess=excesses)
-    def behave(self, name: str, flavour: str, skip: frozenset[str], excess: int | None) -> None:
+    @rule(name=names, flavour=flavours, skip=skips, excess=excesses, audit=shown, arbiter=shown)
+    def behave(
+        self, name: str, flavour: str, skip: frozenset[str], excess: int | None, audit: str, arbiter: str
+    ) -> None:
         claim = None if excess is None else lambda unit: excess
-        self.world.cast(Actor(name, flavour=flavour, skips=skip, lottery=True, audit_excess=claim))
+        shows = {"audit_flavour": audit, "arbiter_flavour": arbiter}
+        self.world.cast(Actor(name, flavour=flavour, skips=skip, lottery=True, audit_excess=claim, **shows))
+
+    @precondition(lambda self: self.jobs)
+    @rule(name=st.sampled_from(["owner", *PLAYERS]), which=small, classes=declared)
+    def volunteer(self, name: str, which: int, classes: tuple[str, ...]) -> None:
+        """Challenge the first unit that can be, and open what was committed to; or declare what one can audit."""
+        actor = self.world.actors.get(name) or Actor(name)
+        self.world.cast(actor)
+        for key in self.world.job(self.job_at(which)).unsettled:
+            unit = self.world.state.unit_at(key)
+            entry = self.world.act(actor, Action("audit_challenge", unit.job, unit.round, unit.slot, 0))
+            assert entry is not None
+            if self.offer(entry):
+                return
+        self.offer(self.world.entry(name, AuditClasses, classes=classes))
 
     @precondition(lambda self: len(self.jobs) < 3)
     @rule(
@@ -118,8 +162,8 @@ class Market(RuleBasedStateMachine):
         price=st.sampled_from([1, 7, 3 * CREDIT]),
         bond=st.sampled_from([0, 5, 5, 2 * CREDIT + 1]),
         merit=st.sampled_from([0, 1, 333_333, PPM]),
-        fee=st.sampled_from([0, 3, CREDIT]),
-        budget=st.sampled_from([0, 4, 20 * CREDIT]),
+        fee=st.sampled_from([0, 3, CREDIT, CREDIT]),
+        budget=st.sampled_from([0, 4, 20 * CREDIT, 20 * CREDIT]),
         hold=st.sampled_from([1, 5_000, 120_000]),
         life=st.sampled_from([30_000, 3_600_000]),
     )
@@ -158,7 +202,7 @@ class Market(RuleBasedStateMachine):
         self.offer(self.world.entry(name, BidWithdraw, job=self.job_at(which)))
 
     @precondition(lambda self: self.jobs)
-    @rule(which=small, name=st.sampled_from(["owner", "w1"]))
+    @rule(which=small, name=st.sampled_from(["owner", "owner", "w1"]))
     def cancel(self, which: int, name: str) -> None:
         self.offer(self.world.entry(name, JobCancel, job=self.job_at(which)))
 
@@ -185,11 +229,12 @@ class Market(RuleBasedStateMachine):
     # hostility: well-formed entries that say anything
 
     @precondition(lambda self: self.jobs)
-    @rule(name=names, which=small, index=small, slot=small, kind=st.integers(0, 6), salt=small)
+    @rule(name=names, which=small, index=small, slot=small, kind=st.integers(0, 10), salt=small)
     def lie(self, name: str, which: int, index: int, slot: int, kind: int, salt: int) -> None:
         world, job = self.world, self.job_at(which)
         where = {"job": job, "round": index, "slot": slot}
-        noise, proof = text_hash("noise", salt), "00" * 80
+        noise, proof, sketch = text_hash("noise", salt), "00" * 80, (salt,) * SKETCH_DIM
+        measured = {"state_distance_ppb": 0, "excess_ppb": 0, "sketch": sketch, "seeded": sketch}
         outcome = {"checkpoint": noise, "rejected": (), "merit_ppm": (PPM,), "cosine_ppm": (0,), "flags": ()}
         entries = [
             lambda: world.entry(name, Commit, **where, digest=noise),
@@ -208,6 +253,10 @@ class Market(RuleBasedStateMachine):
             lambda: world.entry(
                 name, AuditOpen, **where, excess_ppb=0, distance_ppb=0, sketch_root=noise, salt=noise, openings=()
             ),
+            lambda: world.entry(name, BisectOpen, **where, opening=Opening(step=salt, sketch=sketch, path=())),
+            lambda: world.entry(name, StateOffer, **where, state=noise),
+            lambda: world.entry(name, ArbiterCommit, **where, digest=noise),
+            lambda: world.entry(name, ArbiterOpen, **where, **measured, salt=noise),
         ]
         self.offer(entries[kind]())
 
@@ -384,7 +433,7 @@ def check_round(world: World, round_: Round, paid: Counter[tuple[int, int]]) -> 
             assert slot in round_.outcome.included
             assert slot in round_.included
             assert unit.update
-            assert dispute is None or dispute.status in ("cleared", "unresolved")
+            assert dispute is None or dispute.status in ("cleared", "unresolved", "refuted")
             total += unit.paid
         else:
             assert unit.paid == 0
@@ -397,7 +446,7 @@ def check_round(world: World, round_: Round, paid: Counter[tuple[int, int]]) -> 
             audit = world.state.audit(round_.job, round_.index, slot, auditor)
             assert audit is not None
             assert audit.bond == 0
-            assert audit.status in ("opened", "late", "void")
+            assert audit.status in ("opened", "late", "void", "refuted")
             assert auditor != unit.worker
     return total
 
@@ -407,6 +456,9 @@ ENDINGS = {
     *("paid", "merit", "missed", "rejected", "convicted", "slashed", "forfeited", "returned", "refund", "audit"),
     *("fee", "epoch"),
     *("job done", "job expired", "job cancelled", "verdict pass", "verdict fail", "verdict grey", "phase void"),
+    *("dispute halving", "dispute offering", "dispute replaying", "dispute opening", "dispute refuted"),
+    *("dispute convicted", "dispute cleared", "dispute unresolved", "dispute committee: ", "audit arbiter's fee"),
+    *("auditing challenge", "auditor"),
 }
 
 
@@ -429,7 +481,7 @@ def run(machine: type[Market], endings: set[str]) -> None:
         machine,
         settings=settings(
             max_examples=EXAMPLES,
-            stateful_step_count=40,
+            stateful_step_count=50,
             deadline=None,
             derandomize=True,  # the same markets on every run; raise EXAMPLES to look further
             phases=(Phase.generate,),  # shrinking a market of hundreds of blocks takes longer than reading it

@@ -1,16 +1,17 @@
-"""Disputes: committees, convictions, and who pays when an accusation was wrong."""
+"""Disputes that a committee decides: convictions, and who pays when an accusation was wrong."""
 
 from collections.abc import Callable
 
 import pytest
 
-from contracts.disputes import compute_decision
+from contracts.disputes import compute_decision, is_undecided
 from contracts.records import Dispute, Unit
 from contracts.views import Action
 from gdf_market.messages import AuditCommit, BidWithdraw
 from gdf_market.units import CREDIT
 from tests.contracts_world import (
     ACTS,
+    BISECTION,
     Actor,
     World,
     assert_nothing_locked,
@@ -56,15 +57,21 @@ def committee_of(world: World, job: str) -> list[str]:
 def disputed(world: World, *, flavour: str = "cheat", excess: int | None = None, **changes: object) -> str:
     """Return a job whose unit in slot 0 (w1's) was audited and is in dispute; its committee has not acted.
 
-    The auditors tell the truth unless ``excess`` is what they claim.
+    The auditors tell the truth unless ``excess`` is what they claim.  What fails comes to the committee because the
+    worker and the arbiters keep silent.
     """
     terms: dict[str, object] = {"rounds": 1, "hold_ms": 500_000}
     job = start(world, "w1", "w2", **(terms | changes))
-    quiet = frozenset({"audit_lottery", "audit_committee"})
+    quiet = frozenset({"audit_lottery", "audit_committee", "arbiter_commit"})
     cast_all(world, skips=quiet, audit_excess=None if excess is None else says(excess))
-    world.cast(Actor("w1", flavour=flavour, skips=quiet))
-    world.play(lambda: world.state.dispute(job, 0, 0) is not None)
+    world.cast(Actor("w1", flavour=flavour, skips=quiet | BISECTION))
+    world.play(lambda: at_committee(world, job))
     return job
+
+
+def at_committee(world: World, job: str, index: int = 0) -> bool:
+    dispute = world.state.dispute(job, index, 0)
+    return dispute is not None and dispute.status == "committing"
 
 
 def members_say(world: World, job: str, **excess: int) -> None:
@@ -75,7 +82,7 @@ def members_say(world: World, job: str, **excess: int) -> None:
 
 
 def decide(world: World, job: str) -> Dispute:
-    world.play(lambda: dispute_of(world, job).status not in ("committing", "opening"))
+    world.play(lambda: not is_undecided(world.state.dispute(job, 0, 0)) and world.state.dispute(job, 0, 0) is not None)
     return dispute_of(world, job)
 
 
@@ -360,8 +367,7 @@ def test_when_nobody_is_left_to_ask_nobody_is_punished() -> None:
     world = make_world(validators=("val",))
     job = start(world, "w1", rounds=1, hold_ms=100_000)
     cast_all(world, "w1", audit_excess=says(FAIL))
-    world.play(lambda: world.state.dispute(job, 0, 0) is not None)
-    dispute = dispute_of(world, job)
+    dispute = decide(world, job)
     assert (dispute.status, dispute.reason) == ("unresolved", "nobody is left to ask")
     audit = world.audit(job, 0, 0, "val")
     assert (audit.verdict, audit.bond, audit.fee) == ("fail", 0, 0)
@@ -387,9 +393,9 @@ def test_committees_are_redrawn_at_most_three_times() -> None:
     validators = tuple(f"v{number}" for number in range(14))
     world = make_world(validators=validators)
     job = start(world, "w1", "w2", rounds=1, hold_ms=500_000)
-    cast_all(world, audit_excess=says(FAIL))
-    world.cast(Actor("w1"))
-    world.play(lambda: world.state.dispute(job, 0, 0) is not None)
+    cast_all(world, audit_excess=says(FAIL), skips=frozenset({"arbiter_commit"}))
+    world.cast(Actor("w1", skips=BISECTION))
+    world.play(lambda: at_committee(world, job))
     cast_all(world, audit_excess=says(GREY))
     dispute = decide(world, job)
     assert (dispute.status, dispute.attempt, dispute.reason) == ("unresolved", 3, "undecided 4 times")
@@ -447,6 +453,8 @@ def with_second_audit(flavour: str, second_excess: int) -> tuple[World, str, str
         job = start(world, "w1", "w2", rounds=1, hold_ms=500_000)
         quiet = frozenset({"audit_lottery", "audit_committee", "audit_targeted"})
         cast_all(world, skips=quiet)
+        # arbiters that see different things bring the committee at once
+        world.cast(*(Actor(name, skips=quiet, arbiter_flavour=name) for name in VALIDATORS))
         world.cast(Actor("w1", flavour=flavour, skips=quiet))
         play_to(world, job, "settled")
         named = name_of(world.round(job, 0).targets[0].auditor)
@@ -466,7 +474,7 @@ def with_second_audit(flavour: str, second_excess: int) -> tuple[World, str, str
                 skips = frozenset({"audit_open", "audit_committee"})
                 world.cast(Actor(second, audit_excess=says(second_excess), skips=skips))
                 world.cast(Actor(named, audit_excess=says(FAIL), skips=frozenset({"audit_committee"})))
-                world.play(lambda w=world, j=job: w.state.dispute(j, 0, 0) is not None)
+                world.play(lambda w=world, j=job: at_committee(w, j))
                 return world, job, named, second
     raise AssertionError("no second ticket won")
 
@@ -523,11 +531,12 @@ def test_a_conviction_ends_the_disputes_of_the_workers_other_units() -> None:
     world = make_world(validators=VALIDATORS)
     job = start(world, "w1", "w2", rounds=2, hold_ms=900_000)
     quiet = frozenset({"audit_committee"})
-    cast_all(world, skips=quiet)
+    for name in (*VALIDATORS, "w2", "w3"):
+        world.cast(Actor(name, skips=quiet, arbiter_flavour=name))
     world.cast(Actor("w1", flavour="cheat", skips=quiet))
     # the dispute of round 0 is kept open while round 1 settles and is audited
-    world.play(lambda: world.state.dispute(job, 0, 0) is not None)
-    world.play(lambda: world.state.dispute(job, 1, 0) is not None)
+    world.play(lambda: at_committee(world, job))
+    world.play(lambda: at_committee(world, job, 1))
     second = world.state.dispute(job, 1, 0)
     assert second is not None
     accuser = name_of(second.accuser)

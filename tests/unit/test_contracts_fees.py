@@ -13,6 +13,7 @@ from contracts.records import Staking
 from contracts.state import genesis_state
 from gdf_market.errors import RuleError, UsageError
 from gdf_market.messages import (
+    AuditClasses,
     BidWithdraw,
     Entry,
     EntryBody,
@@ -165,6 +166,7 @@ def test_each_paying_kind_pays() -> None:
         bid_entry(world, "w1", post.id),
         world.entry("w1", BidWithdraw, job=post.id),
         world.entry("owner", JobCancel, job=post.id),
+        world.entry("w3", AuditClasses, classes=("cpu-fp32",)),
         world.entry("w2", ValidatorJoin),
         world.entry("val1", ValidatorLeave),
     ):
@@ -196,7 +198,8 @@ def test_every_free_entry_of_a_job_is_taken_once() -> None:
     world = make_staking_world(5, entry_fee=FEE, epoch_blocks=1_000)
     job = start(world, "w1", "w2", "w3", audit_floor_ppm=1_000_000)
     cast_all(world, lottery=True)
-    world.cast(Actor("w1", flavour="cheat", lottery=True))  # so that there is a dispute
+    # so that there is a dispute, and states to offer; only the worker's own step differs
+    world.cast(Actor("w1", flavour="cheat@1", lottery=True))
     block, said = world.block, set()
 
     def block_and_repeat(*entries: Entry, **when: int) -> object:

@@ -99,7 +99,7 @@ def test_openings_are_asked_from_both_sides_once_the_steps_are_drawn() -> None:
 def test_committee_members_are_asked_and_nobody_else() -> None:
     world = make_world(validators=("val", "val2", "val3", "val4", "val5"))
     job = start(world, "w1", "w2", rounds=1, hold_ms=500_000)
-    cast_all(world, skips=frozenset({"audit_lottery", "audit_committee"}), audit_excess=lambda unit: 50_000_000)
+    cast_all(world, skips=frozenset({"audit_lottery", "audit_committee"}), audit_excess=lambda unit: 500_000)
     world.play(lambda: world.state.dispute(job, 0, 0) is not None)
     dispute = world.state.dispute(job, 0, 0)
     assert dispute is not None

@@ -12,7 +12,7 @@ import pytest
 
 from gdf_market import messages, vrf
 from gdf_market.codec import encode, sha256
-from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, UsageError
+from gdf_market.errors import LocalError, MalformedError, OversizedError, PeerError, SignatureError, UsageError
 from gdf_market.identity import Identity, account_id, public_key
 from gdf_market.messages import (
     MAX_ENTRY_BYTES,
@@ -268,7 +268,7 @@ def test_lists_hold_their_bounds() -> None:
 def test_every_body_has_its_own_tag_and_the_common_fields() -> None:
     kinds = get_args(EntryBody)
     tags = [kind.__struct_config__.tag for kind in kinds]
-    assert len(set(tags)) == len(tags) == 15
+    assert len(set(tags)) == len(tags) == 20
     for kind in kinds:
         names = {field.name for field in msgspec.structs.fields(kind)}
         assert {"author", "nonce", "expires_ms"} <= names
@@ -322,6 +322,27 @@ def test_commitments_bind_every_part() -> None:
     for index, other in enumerate((OTHER.account, 3, 4, "12" * 32, "23" * 32)):
         audits.add(messages.audit_commitment(*numbers[:index], other, *numbers[index + 1 :]))
     assert len(audits) == 6
+    measured: list[Any] = [KEY.account, 1, 2, (1, 2), (3,), "22" * 32]
+    replays = {messages.arbiter_commitment(*measured)}
+    for index, other in enumerate((OTHER.account, 3, 4, (1,), (2, 3), "23" * 32)):
+        replays.add(messages.arbiter_commitment(*measured[:index], other, *measured[index + 1 :]))
+    assert len(replays) == 7
+
+
+def test_sketches_of_a_bisection_hold_their_bounds() -> None:
+    base: dict[str, Any] = {"author": KEY.account, "nonce": 0, "expires_ms": 0, "job": HASH, "round": 0, "slot": 0}
+    wide = (2**53 - 1,) * 32
+    numbers = {"state_distance_ppb": 2**53 - 1, "excess_ppb": 2**53 - 1, "salt": HASH}
+    assert len(seal(KEY, NETWORK, messages.ArbiterOpen(**base, **numbers, sketch=wide, seeded=wide)).raw) < 2_048
+    opening = messages.Opening(step=messages.MAX_STEPS - 1, sketch=wide, path=(HASH,) * 16)
+    assert len(seal(KEY, NETWORK, messages.BisectOpen(**base, opening=opening)).raw) < 4_096
+    for sketch in (wide[:31], (*wide, 1), (2**53, *wide[1:])):
+        with pytest.raises((UsageError, LocalError)):
+            seal(KEY, NETWORK, messages.ArbiterOpen(**base, **numbers, sketch=sketch, seeded=wide))
+    limits = {"author": KEY.account, "nonce": 0, "expires_ms": 0}
+    seal(KEY, NETWORK, messages.AuditClasses(**limits, classes=("cpu-fp32",) * messages.MAX_CLASSES))
+    with pytest.raises(UsageError):
+        seal(KEY, NETWORK, messages.AuditClasses(**limits, classes=("cpu-fp32",) * (messages.MAX_CLASSES + 1)))
 
 
 def test_sketch_leaves_are_canonical() -> None:
