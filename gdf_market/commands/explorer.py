@@ -9,7 +9,7 @@ import rich_click as click
 import trio
 
 from gdf_market.commands.common import App, pass_app
-from gdf_market.commands.session import run_async
+from gdf_market.commands.session import run_async, stop_on_signals
 from gdf_market.errors import UsageError
 
 
@@ -34,9 +34,11 @@ def explorer(app: App, db: Path | None, host: str, port: int, open_browser: bool
 
     async def main() -> None:
         async with trio.open_nursery() as nursery:
+            await nursery.start(stop_on_signals, nursery.cancel_scope.cancel)
             url = await nursery.start(serve, path, host, port)
             app.emit({"url": url}, lambda: f"explorer  {url}\nrunning   Ctrl-C stops it")
             if open_browser:
                 await trio.to_thread.run_sync(webbrowser.open, url)
+        app.say("stopped")
 
     run_async(main)

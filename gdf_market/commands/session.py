@@ -69,7 +69,7 @@ def configure_logging(level: str) -> None:
     )
 
 
-async def _stop_on_signals(stop: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
+async def stop_on_signals(stop: Callable[[], None], *, task_status: TaskStatus[None]) -> None:
     """Call ``stop`` on the first signal; raise KeyboardInterrupt on the second, after which a third one kills."""
     names = ["SIGINT", "SIGTERM", "SIGBREAK"]
     with trio.open_signal_receiver(*(getattr(signal, name) for name in names if hasattr(signal, name))) as signals:
@@ -101,7 +101,7 @@ async def running_node(
             _interrupt()
 
     async with trio.open_nursery() as nursery:  # around the node: a signal while it starts must end it, too
-        await nursery.start(lambda task_status: _stop_on_signals(stop, task_status=task_status))
+        await nursery.start(lambda task_status: stop_on_signals(stop, task_status=task_status))
         async with open_node(app.data, settings, identity, worker=worker, poison=poison) as node:
             opened.append(node)
             yield node

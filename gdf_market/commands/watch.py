@@ -134,7 +134,7 @@ def view(sight: Sight, width: int, height: int, marks: Marks = ASCII) -> list[st
         f"{'workers':<9}{job.workers} on {job.slots} slots",
         f"{'units':<9}{job.units_in} in now; {_units(job)}",
         f"{'credits':<9}{_credits(job)}",
-        f"{'loss':<9}{_loss(job)}; {_left(job)}",
+        f"{'loss':<9}{'; '.join(filter(None, (_loss(job), _left(job))))}",
     ]
     for extra in (sight.stillness, job.reason):
         if extra:
@@ -209,7 +209,7 @@ def _loss(job: Progress) -> str:
 
 def _left(job: Progress) -> str:
     if job.ended:
-        return job.status
+        return ""
     if job.eta_seconds is None:
         return "time left unknown until a round is over"
     each = f" ({duration(job.round_seconds)} a round)" if job.round_seconds is not None else ""

@@ -113,6 +113,18 @@ def url(example: Example) -> Iterator[str]:
             process.terminate()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be sent SIGTERM there, only killed")
+def test_the_command_ends_well_when_it_is_told_to(example: Example, tmp_path: Path) -> None:
+    place = ["--data-dir", str(tmp_path), "--json"]
+    command = [sys.executable, "-m", "gdf_market", *place, "explorer", "--db", str(example.path), "--port", "0"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "{"
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+
+
 def failed(page: Any, request: Any) -> None:
     """Note a request that failed; one that leaving the page cut off is none."""
     if request.failure != "net::ERR_ABORTED":

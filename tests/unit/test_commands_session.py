@@ -216,7 +216,7 @@ def test_a_node_whose_disk_is_full_ends_with_one_sentence_and_leaves_nothing_run
 
 async def signalled(stop: Callable[[], None], count: int) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(lambda task_status: session._stop_on_signals(stop, task_status=task_status))
+        await nursery.start(lambda task_status: session.stop_on_signals(stop, task_status=task_status))
         for number in range(count):
             os.kill(os.getpid(), signal.SIGTERM if number % 2 else signal.SIGINT)
             await trio.testing.wait_all_tasks_blocked()
