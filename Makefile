@@ -13,10 +13,18 @@ demo: $(VENV)/.installed
 test: fast e2e
 
 fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e" -q
+	$(BIN)/python -m pytest -m "not e2e and not interop" -q
 
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e -q
+
+# An independent client on js-libp2p against real nodes; needs Node.js 20 or newer with npm
+.PHONY: test-interop
+test-interop: $(VENV)/.dev
+	@command -v npm >/dev/null 2>&1 && command -v node >/dev/null 2>&1 || \
+	  { echo "Node.js 20 or newer and npm are needed: apt install nodejs npm, or https://nodejs.org" >&2; exit 1; }
+	cd tests/interop && npm ci --no-audit --no-fund
+	GDF_INTEROP=1 $(BIN)/python -m pytest tests/interop -m interop -q
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -72,6 +80,13 @@ bench-train: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.train_speed $(if $(FAST),--repeats 5)
 	$(BIN)/python -m benchmarks.train_split
 	$(BIN)/python -m benchmarks.train_loss $(if $(FAST),--fast)
+
+# Attacks on the market beside published defences: FAST=1 takes minutes on digits, all of it hours on Fashion-MNIST
+# (Debian's dataset-fashion-mnist; another folder: ARGS="--images FOLDER").  Installs the peers under artifacts/.
+.PHONY: bench-defence
+bench-defence: export OMP_NUM_THREADS = 1
+bench-defence: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.defence $(if $(FAST),--fast) $(ARGS)
 
 wheel: $(VENV)/.dev
 	rm -rf dist
