@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gdf_market.units import MAX_INT, MINUTE_MS
@@ -45,7 +45,8 @@ class Thresholds:
     """At most ``accept`` passes, above ``fail`` fails, between is grey; all in ppb.
 
     ``step``: of one replayed step, relative to the size of that step; far apart, because what lies between is not
-    decided by a replay, but by the committee.
+    decided by a replay, but by the committee.  ``evidence``: the file of measurements; "" for a class that nobody has
+    measured, whose machines calibrate themselves first.
     """
 
     excess_accept: int
@@ -54,8 +55,10 @@ class Thresholds:
     sketch_fail: int
     step_accept: int
     step_fail: int
+    evidence: str
 
 
+_VERDICTS = "benchmarks/results/verdicts.md"
 # Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).
 _FP32 = Thresholds(
     excess_accept=100_000,
@@ -64,6 +67,7 @@ _FP32 = Thresholds(
     sketch_fail=10_000_000,
     step_accept=20_000_000,
     step_fail=200_000_000,
+    evidence=_VERDICTS,
 )
 # bfloat16 (autocast), another thread count or other parts of a batch: honest reruns stay below 2.1e-2 at 8 bits and
 # H = 20, a skipped step is above 4.2e-2; at 4 bits the two overlap (1.8e-2 and 1.3e-2).  Drift grows with H.
@@ -74,10 +78,11 @@ _BF16 = Thresholds(
     sketch_fail=80_000_000,
     step_accept=200_000_000,
     step_fail=500_000_000,
+    evidence=_VERDICTS,
 )
 BF16_BITS = 8
 BF16_STEPS = 100
-_BY_DEVICE_CLASS = {"cpu-fp32": _FP32, "cuda-fp32": _FP32, "cpu-bf16": _BF16}
+_BY_DEVICE_CLASS = {"cpu-fp32": _FP32, "cuda-fp32": replace(_FP32, evidence=""), "cpu-bf16": _BF16}
 DEVICE_CLASSES = tuple(_BY_DEVICE_CLASS)
 EVERYBODYS_CLASSES = ("cpu-bf16", "cpu-fp32")  # which every machine can run: of accounts that declared nothing
 

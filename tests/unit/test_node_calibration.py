@@ -55,6 +55,13 @@ def test_a_class_is_within_up_to_what_passes_an_audit(name: str) -> None:
     assert not is_within(measured(name, 0, 0, limits.sketch_accept + 1)), "agrees with itself and with nobody else"
 
 
+def test_classes_that_every_machine_has_name_their_evidence() -> None:
+    root = Path(__file__).parents[2]
+    for name in DEVICE_CLASSES:
+        evidence = thresholds(name).evidence
+        assert (root / evidence).is_file() if evidence else name not in EVERYBODYS_CLASSES
+
+
 def test_a_class_that_the_rules_do_not_know_is_not_within() -> None:
     assert not is_within(msgspec.structs.replace(measured("cpu-fp32"), device_class="cpu-int4"))
 
