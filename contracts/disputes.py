@@ -4,6 +4,7 @@ Rules kept here:
 1. Members commit before anything is opened to them, so none can follow another.
 2. One decision per unit; whoever accuses later is settled by it.  A refuted accusation is no decision about the unit.
 3. Nobody is convicted by one verdict: an accusation only calls arbiters or the committee.
+4. Nobody is convicted by runs that differ among themselves.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from contracts.accounts import Where, emit, where_audit, where_unit
 from contracts.auction import process_bid_closed
 from contracts.bisecting import COMMITTEE, REFUTED, End, process_bisection, process_bisection_start
 from contracts.draws import CONVICTED, compute_opened_steps, get_auditor_draw
-from contracts.evidence import compute_sketch_distance_ppb
-from contracts.parameters import COMMITTEE_SIZE, MAX_REDRAWS, OPENED_STEPS, verdict
+from contracts.evidence import compute_distance_ppb, compute_sketch_distance_ppb
+from contracts.parameters import COMMITTEE_SIZE, MAX_REDRAWS, OPENED_STEPS, thresholds, verdict
 from contracts.records import Audit, Dispute, Unit
 from contracts.rounds import process_expulsion
 from contracts.settle import (
@@ -179,18 +180,41 @@ def _process_openings_over(draft: Draft, unit: Unit, dispute: Dispute, audits: l
             judged.append(_judge(draft, audit, device_class))
         else:
             process_audit_closed(draft, audit, "late", fee=False, forfeit=True)
-    decision = compute_decision([audit.verdict for audit in judged], len(dispute.committee))
+    agreeing = get_confirmed(judged, thresholds(device_class).sketch_accept)
+    decision = compute_decision([_counted(audit, agreeing) for audit in judged], len(dispute.committee))
     opposite = {CONVICTED: "pass", "cleared": "fail"}.get(decision, "")
     for audit in judged:
         process_audit_closed(draft, audit, "opened", fee=audit.verdict != opposite)
     if decision == "":
         _draw_committee(draft, unit, dispute.attempt + 1)
         return
-    agreeing = [audit.auditor for audit in judged if audit.verdict == "fail"]
     stands = [audit.auditor for audit in get_accusers(draft, unit) if audit.auditor == dispute.accuser]
     _decide(draft, unit, decision, f"{len(agreeing)} of {len(judged)} members say fail")
     if decision == CONVICTED:
         _process_conviction(draft, unit, [*stands, *agreeing])
+
+
+def get_confirmed(audits: list[Audit], sketch_accept: int) -> list[str]:
+    """Return the members that say fail and whose own runs ended alike, if those are most of the ones that say fail.
+
+    Runs that differ among themselves say something about the program, and nothing about the worker.
+    """
+    failing = [audit for audit in audits if audit.verdict == "fail"]
+    for first in failing:
+        last = first.auditor_sketches[-1]
+        alike = [
+            audit.auditor
+            for audit in failing
+            if compute_distance_ppb(last, audit.auditor_sketches[-1]) <= sketch_accept
+        ]
+        if 2 * len(alike) > len(failing):
+            return alike
+    return []
+
+
+def _counted(audit: Audit, confirmed: list[str]) -> str:
+    """Return a member's verdict as it counts: a fail that no other run confirms is only a doubt."""
+    return "grey" if audit.verdict == "fail" and audit.auditor not in confirmed else audit.verdict
 
 
 def _judge(draft: Draft, audit: Audit, device_class: str) -> Audit:

@@ -302,6 +302,32 @@ def test_a_member_that_disagrees_gets_its_bond_but_no_fee() -> None:
     assert world.audit(job, 0, 0, a).fee == CREDIT
 
 
+def test_runs_that_differ_among_themselves_convict_nobody() -> None:
+    world = make_world(validators=VALIDATORS)
+    job = disputed(world)
+    accuser = accuser_of(world, job)
+    for name in (*VALIDATORS, "w2"):
+        if name != accuser:  # a program that rounding decides gives each machine another result
+            world.cast(Actor(name, audit_excess=says(FAIL), audit_flavour=f"chaos of {name}"))
+    dispute = decide(world, job)
+    assert dispute.status == "unresolved"
+    assert world.bid(job, "w1").bond == 20 * CREDIT
+    play_to_end(world)
+    assert world.unit(job, 0, 0).status == "paid"
+
+
+def test_a_single_run_that_differs_does_not_save_a_cheat() -> None:
+    world = make_world(validators=VALIDATORS)
+    job = disputed(world)
+    a, b, c = committee_of(world, job)
+    world.cast(*(Actor(name, audit_excess=says(FAIL)) for name in (a, b)))
+    world.cast(Actor(c, audit_excess=says(FAIL), audit_flavour="its own"))
+    before = world.balance(c)
+    dispute = decide(world, job)
+    assert (dispute.status, dispute.reason) == ("convicted", "2 of 3 members say fail")
+    assert world.balance(c) == before + CREDIT  # its fee, and no part of what was slashed
+
+
 # cleared
 
 
