@@ -63,13 +63,14 @@ def compute_outcome(
         raise NoUpdatesError(f"all {len(updates)} updates of the round were rejected: {sorted(reasons.items())}")
     included, matrix = [slots[i] for i in kept], select(matrix, kept)
     cosines = leave_one_out_ppm(matrix)
-    found = flags(matrix, included, [shards[slot] for slot in included])
+    drawn = [shards[slot] for slot in included]
+    found = flags(matrix, included, drawn)
     total, divisor = nnm_trimmed_mean([decoded[slot] for slot in included], matrix)
     return OutcomeResult(
         checkpoint=pack(*outer_step(parameters, momentum, total, divisor, recipe)),
         included=tuple(included),
         rejected=tuple(Rejected(slot=slot, reason=reasons[slot]) for slot in sorted(reasons)),
-        merit_ppm=tuple(merit_ppm(matrix)),
+        merit_ppm=tuple(merit_ppm(matrix, drawn)),
         cosine_ppm=tuple(cosines),
         suspicion=tuple(suspicion(included, cosines, found)),
         flags=tuple(found),

@@ -50,11 +50,16 @@ def relative_distance_ppm(gram: Gram, i: int, j: int) -> int:
     return isqrt(squared_distance(gram, i, j) * PPM * PPM // largest) if largest else 0
 
 
+def is_duplicate(cosine: int, shard: int, other: int) -> bool:
+    """Say whether two updates with this cosine (ppm) are too much alike for the different shards they claim."""
+    return shard != other and cosine > DUPLICATE_COSINE_PPM
+
+
 def _finding(gram: Gram, cosines: list[list[int]], shards: Sequence[int], i: int, j: int) -> tuple[str, int] | None:
     if shards[i] == shards[j]:
         distance = relative_distance_ppm(gram, i, j)
         return ("twin-differs", distance) if distance > TWIN_DISTANCE_PPM else None
-    return ("duplicate", cosines[i][j]) if cosines[i][j] > DUPLICATE_COSINE_PPM else None
+    return ("duplicate", cosines[i][j]) if is_duplicate(cosines[i][j], shards[i], shards[j]) else None
 
 
 def flags(gram: Gram, slots: Sequence[int], shards: Sequence[int]) -> list[Flag]:

@@ -59,8 +59,9 @@ def test_everything_about_a_unit_moves_with_it(rows: np.ndarray, random: object)
     order = list(range(len(rows)))
     random.shuffle(order)  # type: ignore[attr-defined]
     matrix, shuffled = gram(list(rows)), gram([rows[i] for i in order])
-    for numbers in (leave_one_out_ppm, merit_ppm):
-        assert numbers(shuffled) == [numbers(matrix)[i] for i in order]
+    cosines, merits = leave_one_out_ppm(matrix), merit_ppm(matrix, range(len(order)))
+    assert leave_one_out_ppm(shuffled) == [cosines[i] for i in order]
+    assert merit_ppm(shuffled, order) == [merits[i] for i in order]
     norms, shuffled_norms = ([m[i][i] for i in range(len(order))] for m in (matrix, shuffled))
     assert form_check(shuffled_norms) == [form_check(norms)[i] for i in order]
 
@@ -68,7 +69,7 @@ def test_everything_about_a_unit_moves_with_it(rows: np.ndarray, random: object)
 @QUICK
 @given(ROUNDS)
 def test_merit_is_a_share(rows: np.ndarray) -> None:
-    merits = merit_ppm(gram(list(rows)))
+    merits = merit_ppm(gram(list(rows)), range(len(rows)))
     assert all(merit >= 0 for merit in merits)
     assert sum(merits) == 0 or 1_000_000 - len(rows) < sum(merits) <= 1_000_000
 
