@@ -27,7 +27,15 @@ from gdf_market.node.context import NodeContext
 from gdf_market.node.journal import Journal
 from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.settings import Settings, load_settings
-from gdf_market.node.trainer import AuditResult, OutcomeResult, ProbeResult, TrainResult, UnitRequest
+from gdf_market.node.trainer import (
+    AuditResult,
+    OutcomeResult,
+    ProbeResult,
+    ReplayResult,
+    StateResult,
+    TrainResult,
+    UnitRequest,
+)
 from gdf_market.train.data import DataManifest
 from gdf_market.train.protocol import UnitParts
 from gdf_market.units import PPB
@@ -133,6 +141,28 @@ class FakeTrainer:
         parts = request.parts or UnitParts()
         excess_ppb = PPB if self.lies_about_parts and parts != self.parts else 0
         return AuditResult(excess_ppb, 0, SKETCHES, 0.1, parts)
+
+    async def state(self, request: UnitRequest, *, step: int, out: Path) -> StateResult:
+        await self._called("state")
+        out.write_bytes(f"state {request.round} {request.shard} {step}".encode())  # noqa: ASYNC240
+        return StateResult(out, SKETCHES[step - 1])
+
+    async def replay(
+        self,
+        request: UnitRequest,
+        *,
+        step: int,
+        seed: str,
+        worker_state: Path | None = None,
+        accuser_state: Path | None = None,
+        claim: Path | None = None,
+    ) -> ReplayResult:
+        await self._called("replay")
+        assert (worker_state is None) == (accuser_state is None) == (step == 0)
+        assert (claim is not None) == (step == STEPS)
+        same = worker_state is None or worker_state.read_bytes() == accuser_state.read_bytes()  # type: ignore[union-attr]  # noqa: ASYNC240
+        sketch = SKETCHES[min(step, STEPS - 1)]
+        return ReplayResult(0 if same else 2_000_000_000, sketch, sketch[::-1], 0)
 
     async def outcome(self, *, updates: dict[int, Path], out: Path, **_: object) -> OutcomeResult:
         await self._called("outcome")

@@ -8,7 +8,7 @@ from gdf_market.commands.common import App, pass_app
 from gdf_market.commands.node import run_node
 from gdf_market.units import parse_credits
 
-POISONS = ["sign-flip", "label-flip", "lazy", "noise"]
+POISONS = ["sign-flip", "label-flip", "lazy", "noise", "lie"]  # the last one is an auditor's
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""What a node must still know after a crash about units it trained and audits it ran.
+"""What a node must still know after a crash about units it trained, audits it ran and steps it replayed.
 
 A note is written before the entry that commits to it is submitted: a worker
 that loses power after its commit can still reveal and open its sketches.
@@ -47,11 +47,27 @@ class AuditNote(Record, frozen=True, kw_only=True):
     parts: UnitParts = UnitParts()
 
 
-NoteT = TypeVar("NoteT", UnitNote, AuditNote)
+class ArbiterNote(Record, frozen=True, kw_only=True):
+    """Secret half of an arbiter's commit; ``seed`` is that of the bisection it is about."""
+
+    job: Hash
+    round: UInt
+    slot: UInt
+    seed: Hash
+    state_distance_ppb: UInt
+    excess_ppb: UInt
+    sketch: tuple[Int, ...]
+    seeded: tuple[Int, ...]
+    salt: Hash
+
+
+Note = UnitNote | AuditNote | ArbiterNote
+NoteT = TypeVar("NoteT", UnitNote, AuditNote, ArbiterNote)
+KINDS: dict[type[Note], str] = {UnitNote: "unit", AuditNote: "audit", ArbiterNote: "arbiter"}
 
 
 class Journal:
-    """Notes of one identity in one folder, one file per unit or audit."""
+    """Notes of one identity in one folder, one file per unit, audit or replay."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -59,9 +75,9 @@ class Journal:
     def _path(self, kind: str, job: str, round_index: int, slot: int) -> Path:
         return self._folder / f"{kind}-{job[:32]}-{round_index}-{slot}.json"
 
-    def save(self, note: UnitNote | AuditNote) -> None:
+    def save(self, note: Note) -> None:
         """Write a note durably.  Raises StorageError, or LocalError for one that could not be read again."""
-        kind = "unit" if isinstance(note, UnitNote) else "audit"
+        kind = KINDS[type(note)]
         data = encode(note)
         try:
             decode(data, type(note), max_bytes=MAX_NOTE_BYTES)
@@ -76,6 +92,10 @@ class Journal:
     def audit(self, job: str, round_index: int, slot: int) -> AuditNote | None:
         """Return the note of an own audit, or None."""
         return self._load(self._path("audit", job, round_index, slot), AuditNote, job)
+
+    def arbiter(self, job: str, round_index: int, slot: int) -> ArbiterNote | None:
+        """Return the note of the last own replay for a unit, or None."""
+        return self._load(self._path("arbiter", job, round_index, slot), ArbiterNote, job)
 
     def _load(self, path: Path, kind: type[NoteT], job: str) -> NoteT | None:
         """Return the note in a file; None if there is none or it is damaged.  Raises StorageError."""

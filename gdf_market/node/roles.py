@@ -7,7 +7,6 @@ may not forget: secrets of commits are in the journal before they are needed.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import secrets
 from collections.abc import Awaitable, Callable
@@ -18,10 +17,9 @@ import structlog
 import trio
 
 from contracts.parameters import verdict
-from contracts.records import Job, Round, Unit
+from contracts.records import Job, Unit
 from contracts.rounds import get_recipe
 from contracts.views import Action, pending_actions
-from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import encode
 from gdf_market.errors import GdfError, LocalError, RuleError, UnreachableError, ensure
 from gdf_market.messages import (
@@ -38,11 +36,12 @@ from gdf_market.messages import (
     commitment,
 )
 from gdf_market.node.context import JobFiles, NodeContext
+from gdf_market.node.disputing import LIE, Disputing, make_lie
 from gdf_market.node.journal import AuditNote, UnitNote
 from gdf_market.node.ledger_service import now_ms
 from gdf_market.node.runner_process import TrainerError
 from gdf_market.node.trainer import AuditResult, UnitRequest
-from gdf_market.train.codec import Codec
+from gdf_market.node.unit_files import UnitFiles
 from gdf_market.train.protocol import UnitParts
 from gdf_market.units import SECOND_MS
 from verifier.sketch import openings, sketch_tree
@@ -59,19 +58,15 @@ NOT_MEASURED = -1  # loss in a result
 log = structlog.get_logger("gdf.roles")
 
 
-def _move(path: Path, blobs: BlobStore) -> str:
-    root = blobs.put_file(path)
-    with contextlib.suppress(OSError):  # the scratch folder is emptied at the next start
-        path.unlink()
-    return root
-
-
 class Roles:
-    """Carries out pending actions; ``work`` says whether it trains units of its own bids."""
+    """Carries out pending actions; ``poison`` (test networks only) is how its units cheat, or "lie": its audits do."""
 
     def __init__(self, context: NodeContext, *, poison: str = "") -> None:
         self._context = context
-        self._poison = poison
+        self._files = UnitFiles(context)
+        self._disputing = Disputing(context, self._files)
+        self._poison = "" if poison == LIE else poison
+        self._lies = poison == LIE
         self._busy: set[tuple[str, str, int, int]] = set()
         self._retry: dict[tuple[str, str, int, int], int] = {}
         self._losers: set[tuple[str, int, int]] = set()  # audit lotteries this node did not win
@@ -111,6 +106,10 @@ class Roles:
             "audit_committee": functools.partial(self._audit, role="committee", proof=""),
             "sketch_open": self._open_sketches,
             "audit_open": self._open_audit,
+            "bisect_open": self._disputing.open_middle,
+            "state_offer": self._disputing.offer_state,
+            "arbiter_commit": self._disputing.commit,
+            "arbiter_open": self._disputing.open_replay,
         }
         try:
             # what is late is worth nothing, and would keep the runner from what is not
@@ -155,14 +154,14 @@ class Roles:
 
     async def _run_unit(self, action: Action) -> UnitNote:
         context = self._context
-        job, round_ = self._job(action.job), self._round(action)
+        job, round_ = self._files.job(action.job), self._files.round(action)
         shard, proof = draw_shard(
             context.identity.seed, action.job, action.round, action.slot, round_.seed, job.spec.shards
         )
-        out = context.scratch / f"update-{action.job[:16]}-{action.round}-{action.slot}.bin"
-        request = await self._request(job, round_, shard)
+        out = self._files.scratch("update", action)
+        request = await self._files.request(job, round_, shard)
         run = await context.trainer.train(request, out=out, poison=self._poison)
-        update = await self._store(out)
+        update = await self._files.store(out)
         note = UnitNote(
             job=action.job,
             round=action.round,
@@ -177,10 +176,6 @@ class Roles:
         await trio.to_thread.run_sync(context.journal.save, note)
         self.trained += 1
         return note
-
-    async def _store(self, path: Path) -> str:
-        """Move a file that the runner wrote into the blob store; return its root."""
-        return await trio.to_thread.run_sync(_move, path, self._context.blobs)
 
     async def _reveal(self, action: Action) -> None:
         note = self._context.journal.unit(action.job, action.round, action.slot)
@@ -213,7 +208,7 @@ class Roles:
     async def _receipt(self, action: Action) -> None:
         """Fetch what was revealed; say what arrived before 60% of the phase is over."""
         held: list[int] = []
-        units = self._revealed(action)
+        units = self._files.revealed(action)
         with trio.move_on_after(max(2.0, 0.6 * self._left_s(action))):
             async with trio.open_nursery() as nursery:
                 for unit in units:
@@ -224,7 +219,7 @@ class Roles:
         """Try a few times: a busy holder must not cost an honest worker its unit, nor a silent one stop the round."""
         for _ in range(HOLD_TRIES):
             try:
-                await self._update_path(self._job(unit.job), unit)
+                await self._files.update(self._files.job(unit.job), unit)
             except UnreachableError as error:
                 log.info("update not held yet", slot=unit.slot, error=str(error))
                 await trio.sleep(HOLD_AGAIN_S)
@@ -237,10 +232,10 @@ class Roles:
 
     async def _result(self, action: Action) -> None:
         context = self._context
-        job, round_ = self._job(action.job), self._round(action)
+        job, round_ = self._files.job(action.job), self._files.round(action)
         files = await context.files(job.spec)
-        included = [unit for unit in self._revealed(action) if unit.slot in round_.included]
-        updates = {unit.slot: await self._update_path(job, unit) for unit in included}
+        included = [unit for unit in self._files.revealed(action) if unit.slot in round_.included]
+        updates = {unit.slot: await self._files.update(job, unit) for unit in included}
         out = context.scratch / f"checkpoint-{action.job[:16]}-{action.round}.bin"
         computed = await context.trainer.outcome(
             program=files.program,
@@ -251,7 +246,7 @@ class Roles:
             out=out,
         )
         loss_e6 = await self._loss(files, out)
-        checkpoint = await self._store(out)
+        checkpoint = await self._files.store(out)
         outcome = Outcome(
             checkpoint=checkpoint,
             included=computed.included,
@@ -275,7 +270,7 @@ class Roles:
     # auditor -----------------------------------------------------------------
 
     async def _lottery(self, action: Action) -> None:
-        context, round_, unit = self._context, self._round(action), self._unit(action)
+        context, round_, unit = self._context, self._files.round(action), self._files.unit(action)
         where = (action.job, action.round, action.slot)
         proof = audit_ticket(context.identity.seed, *where, round_.audit_seed, unit.audit_chance_ppm)
         if proof is None:
@@ -301,8 +296,10 @@ class Roles:
 
     async def _reexecute(self, action: Action) -> AuditNote:
         context = self._context
-        job, round_, unit = self._job(action.job), self._round(action), self._unit(action)
-        run = await self._audit_run(await self._request(job, round_, unit.shard), job, unit)
+        job, round_, unit = self._files.job(action.job), self._files.round(action), self._files.unit(action)
+        run = await self._audit_run(await self._files.request(job, round_, unit.shard), job, unit)
+        if self._lies:
+            run = make_lie(run)
         note = AuditNote(
             job=action.job,
             round=action.round,
@@ -323,7 +320,7 @@ class Roles:
 
         A program may claim falsely that parts change nothing: that must not make the worker a cheat.
         """
-        claim = await self._update_path(job, unit)
+        claim = await self._files.update(job, unit)
         run = await self._context.trainer.audit(request, claim=claim)
         parts = UnitParts(rows=unit.rows, processes=unit.processes)
         if run.parts == parts or verdict(job.spec.device_class, run.excess_ppb, 0) == "pass":
@@ -345,46 +342,3 @@ class Roles:
             salt=note.salt,
             openings=openings(note.sketches, action.steps),
         )
-
-    # lookups -----------------------------------------------------------------
-
-    async def _request(self, job: Job, round_: Round, shard: int) -> UnitRequest:
-        files = await self._context.files(job.spec)
-        return UnitRequest(
-            program=files.program,
-            data=files.data,
-            content=files.content,
-            checkpoint=await self._context.checkpoint(job, round_.checkpoint),
-            recipe=job.spec.recipe,
-            job=job.id,
-            round=round_.index,
-            done=round_.done,
-            shard=shard,
-            shards=job.spec.shards,
-        )
-
-    async def _update_path(self, job: Job, unit: Unit) -> Path:
-        limit = Codec.of(job.spec.recipe).max_bytes(job.spec.parameters)
-        return await self._context.bulk.fetch(unit.update, max_bytes=limit)
-
-    def _job(self, job: str) -> Job:
-        found = self._context.state.job(job)
-        if found is None:
-            raise RuleError(f"job {job[:16]} is not on the ledger")
-        return found
-
-    def _round(self, action: Action) -> Round:
-        found = self._context.state.round(action.job, action.round)
-        if found is None:
-            raise RuleError(f"round {action.round} of job {action.job[:16]} is not on the ledger")
-        return found
-
-    def _unit(self, action: Action) -> Unit:
-        found = self._context.state.unit(action.job, action.round, action.slot)
-        if found is None:
-            raise RuleError(f"slot {action.slot} of round {action.round} is not on the ledger")
-        return found
-
-    def _revealed(self, action: Action) -> list[Unit]:
-        units = (self._context.state.unit(action.job, action.round, slot) for slot in self._round(action).units)
-        return [unit for unit in units if unit is not None and unit.update]
