@@ -20,8 +20,8 @@ from gdf_market.messages import (
     open_entry,
     shard_alpha,
 )
-from gdf_market.units import PPM
 from ledger.explorer.checks import Check, attempt, compare
+from ledger.explorer.payment import Payment, payment
 from ledger.explorer.queries import MAX_PAGE, Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 from ledger.tables import EntryRow
@@ -41,23 +41,6 @@ class TimelineItem:
     sentence: str
     entry: str
     effects: tuple[str, ...]  # what the entry caused
-
-
-@dataclass(frozen=True)
-class Payment:
-    """The arithmetic of one unit's pay, in micro-credits: due = price + merit = held + paid + forfeited."""
-
-    price: int
-    accepted: int  # units of the round that were
-    merit_ppm: int
-    pot: int  # price x accepted x merit_ppm
-    share_ppm: int
-    merit: int
-    due: int
-    held: int
-    paid: int
-    forfeited: int
-    release_ms: int
 
 
 @dataclass(frozen=True)
@@ -142,30 +125,6 @@ def _evidence(job: Job, entry: Round, unit: Unit, reveal: Reveal) -> list[Check]
     if proof.valid:
         checks.append(compare("The proof draws the recorded shard", drawn(), unit.shard))
     return checks
-
-
-def payment(job: Job, entry: Round, unit: Unit, accepted: int) -> Payment | None:
-    """Return the pay of a unit among ``accepted`` units of its round; None when it was not accepted."""
-    outcome = entry.outcome
-    if outcome is None or unit.slot not in outcome.included or not unit.release_ms:
-        return None
-    pot = entry.price * accepted * job.spec.merit_ppm // PPM
-    share = outcome.merit_ppm[outcome.included.index(unit.slot)]
-    merit = pot * share // PPM
-    held = unit.held_pay + unit.held_merit
-    return Payment(
-        price=entry.price,
-        accepted=accepted,
-        merit_ppm=job.spec.merit_ppm,
-        pot=pot,
-        share_ppm=share,
-        merit=merit,
-        due=entry.price + merit,
-        held=held,
-        paid=unit.paid,
-        forfeited=entry.price + merit - held - unit.paid,
-        release_ms=unit.release_ms,
-    )
 
 
 def _accepted(reader: Reader, entry: Round) -> int:
