@@ -55,11 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command = f"python -m benchmarks.defence{' --fast' if given.fast else ''} --seeds {seeds}"
     versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy"))
     peer_versions = ", ".join(f"{name} {each}" for name, each in peers.VERSIONS.items())
-    spent = sum(line["seconds"] for line in found.values())
+    spent = sum(line.get("cpu", line["seconds"]) for line in found.values())
     missing = len(set(wanted)) - len(found)
     words = (
         f"`{command}`; {versions}, {peer_versions}, Python {platform.python_version()}, {platform.system()} "
-        f"{platform.machine()}.  {len(found)} runs, {spent / 60:.0f} minutes of one core"
+        f"{platform.machine()}.  {len(found)} runs, {spent / 60:.0f} minutes of CPU time"
         f"{f'; {missing} runs of this command are not made yet' if missing else ''}."
     )
     text = report.tables(found, data, environment.missing, words)

@@ -17,7 +17,7 @@ from benchmarks.defence.adversary import Attack, Round
 from benchmarks.defence.images import Floats
 from benchmarks.defence.market import LAST, WORKERS
 from benchmarks.defence.peers import Peers
-from benchmarks.defence.world import BATCH, STEPS, Work, World, accuracy, backdoor_success, train
+from benchmarks.defence.world import BATCH, STEPS, Work, World
 from gdf_market.train.codec import GRID_BITS, Codec
 from gdf_market.units import PPM
 
@@ -78,9 +78,7 @@ class _League:
             with np.errstate(all="ignore"):  # a model that has left float32 stays in the race as it is
                 self._round(index)
             if index >= rounds - LAST:
-                scores.append(
-                    (accuracy(self._world, self._parameters), backdoor_success(self._world, self._parameters))
-                )
+                scores.append((self._world.accuracy(self._parameters), self._world.backdoor_success(self._parameters)))
         means = np.mean(scores, axis=0)  # [2, rules]
         return [
             Score(rule, float(right), float(backdoor), len(errors), errors[0] if errors else "")
@@ -124,7 +122,7 @@ class _League:
                 if cheating[worker] and attack.prepare is not None:
                     work = attack.prepare(work, np.random.default_rng([seed, index, worker, 5]), history)
                 works.append(work)
-        stacks = train(world, works).deltas.reshape(len(self._rules), WORKERS, world.size)
+        stacks = world.train(works).deltas.reshape(len(self._rules), WORKERS, world.size)
         chosen = np.flatnonzero(cheating)
         if attack.forge is not None and len(chosen):
             others = np.flatnonzero(~np.array(cheating))
@@ -147,5 +145,5 @@ class _League:
         ]
         labels, trigger = self._world.images.y[samples], np.zeros(samples.shape, np.bool_)
         works = [Work(self._parameters[i], samples, labels, trigger, index) for i in wanted]
-        found[wanted] = train(self._world, works).deltas
+        found[wanted] = self._world.train(works).deltas
         return found

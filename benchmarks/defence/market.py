@@ -9,14 +9,14 @@ the worst that they can: they pass each other's units, and as liars fail honest 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from benchmarks.defence.adversary import Attack, Round
 from benchmarks.defence.images import Floats
-from benchmarks.defence.world import JOB, Work, World, accuracy, backdoor_success, train
+from benchmarks.defence.world import JOB, Sketches, Work, World
 from contracts.audits import compute_targets
 from contracts.disputes import compute_decision
 from contracts.draws import compute_audit_chance_ppm, compute_draw_order, compute_opened_steps
@@ -28,7 +28,6 @@ from gdf_market.train.checkpoint import pack, unpack
 from gdf_market.train.codec import Codec
 from gdf_market.train.errors import DivergedError
 from verifier.outcome import NoUpdatesError, OutcomeResult, compute_outcome
-from verifier.sketch import sketch
 from verifier.verdict import measure
 
 DEVICE_CLASS = "cpu-fp32"
@@ -79,12 +78,12 @@ class Story:
 
 @dataclass(frozen=True)
 class _Claim:
-    """What a worker handed in: its bytes, the pseudo-gradient after each step f32[H, n], the unit it should be."""
+    """What a worker handed in: its bytes, the sketches it committed to, the unit it should be."""
 
     worker: int
     shard: int
     data: bytes
-    path: Floats
+    sketches: Callable[[], Sketches]
     unit: Work
     cheating: bool
 
@@ -94,8 +93,8 @@ class _Finding:
     """An honest auditor's run of a unit: distances, and both sides' sketches."""
 
     excess_ppb: int
-    own: tuple[tuple[int, ...], ...]
-    claimed: tuple[tuple[int, ...], ...]
+    own: Sketches
+    claimed: Sketches
 
 
 def play(world: World, attack: Attack, bad: int, terms: Terms, rounds: int, *, workers: int = WORKERS) -> Story:
@@ -132,7 +131,7 @@ class _Job:
             checkpoint = self._round(index, checkpoint, history)
             if index >= self._rounds - LAST:
                 after, _ = unpack(checkpoint, world.size)
-                scores.append((accuracy(world, after[None])[0], backdoor_success(world, after[None])[0]))
+                scores.append((world.accuracy(after[None])[0], world.backdoor_success(after[None])[0]))
         story = self.story
         story.accuracy, story.backdoor = (float(value) for value in np.mean(scores, axis=0))
         story.cheats = len(self._first_cheat)
@@ -173,7 +172,7 @@ class _Job:
             else unit
             for unit, cheats, worker in zip(units, cheating, self._active, strict=True)
         ]
-        trained = train(world, done, paths=True)
+        trained = world.train(done, sketched=True)
         updates = trained.deltas.copy()
         chosen = np.flatnonzero(cheating)
         for i in chosen:
@@ -186,9 +185,9 @@ class _Job:
             seen = Round(index, seed, updates[others], updates[chosen], workers, friend)
             updates[chosen] = attack.forge(seen)
         return [
-            _Claim(worker, shard, self._encode(update), path, unit, cheats)
-            for worker, shard, update, path, unit, cheats in zip(
-                self._active, shards, updates, trained.paths, units, cheating, strict=True
+            _Claim(worker, shard, self._encode(update), sketches, unit, cheats)
+            for worker, shard, update, sketches, unit, cheats in zip(
+                self._active, shards, updates, trained.sketches, units, cheating, strict=True
             )
         ]
 
@@ -264,7 +263,7 @@ class _Job:
     def _reexecute(self, claim: _Claim) -> _Finding:
         run = self._world.rerun(claim.unit)
         excess = measure(claim.data, run.delta, self._codec).excess_ppb
-        return _Finding(excess, run.sketches, tuple(sketch(change) for change in claim.path))
+        return _Finding(excess, run.sketches, claim.sketches())
 
     def _dispute(
         self, index: int, slot: int, claim: _Claim, accuser: str, auditors: Sequence[str], known: dict[int, _Finding]

@@ -39,7 +39,9 @@ class _Runs:
     """Stories and scores by what they are about, over all seeds."""
 
     def __init__(self, found: Found, data: str) -> None:
-        self._found = {task: line["found"] for task, line in found.items() if task.data == data}
+        self._found = {
+            task: line["found"] for task, line in found.items() if task.data == data and task.kind != "outside"
+        }
 
     def stories(self, **wanted: Any) -> list[Story]:
         """Return the stories of the market whose tasks have these fields."""

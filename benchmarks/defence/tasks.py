@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import itertools
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.defence import images, league, market, peers, speed
+from benchmarks.defence import images, league, market, outside, peers, speed
 from benchmarks.defence.adversary import ATTACKS, BY_NAME
 from benchmarks.defence.world import ROUNDS, World, make_world
 
@@ -38,7 +39,7 @@ MASS_ATTACKS = ("lazy 1 of 20", "sign flip", "backdoor", "intermittent 25%", "ly
 
 @dataclass(frozen=True)
 class Task:
-    """``kind``: market, league, speed.  ``bad`` is in per cent; ``terms`` a name above, or a rate."""
+    """``kind``: market, league, speed, outside.  ``bad`` is in per cent; ``terms`` a name above, or a rate."""
 
     kind: str
     data: str
@@ -70,17 +71,18 @@ def tasks(data: str, seeds: int, *, fast: bool) -> list[Task]:
     found = [Task("speed", "", 0)]
     for seed in range(seeds):
         found += _fast(data, seed) if fast else _full(data, seed)
+    if not fast:
+        found += [Task("outside", "fashion-mnist", seed, column) for seed in range(seeds) for column in outside.COLUMNS]
     return found
 
 
 def _fast(data: str, seed: int) -> Iterator[Task]:
-    yield Task("league", data, seed)
+    for terms in ("records", "new", "records, 10%"):
+        yield Task("market", data, seed, terms=terms)
     for uneven in (False, True):
-        yield Task("market", data, seed, uneven=uneven, terms="records")
         yield Task("league", data, seed, uneven=uneven)
-    for attack in ATTACKS[1:]:
-        yield Task("market", data, seed, attack.name, 40, False, "records")
-        yield Task("market", data, seed, attack.name, 20, False, "records")
+    for bad, attack in itertools.product((40, 20), ATTACKS[1:]):
+        yield Task("market", data, seed, attack.name, bad, False, "records")
     for attack in ATTACKS[1:]:
         if not attack.lies:
             yield Task("league", data, seed, attack.name, 40)
@@ -88,8 +90,8 @@ def _fast(data: str, seed: int) -> Iterator[Task]:
         yield Task("market", data, seed, name, 40, True, "records")
         yield Task("market", data, seed, name, 40, False, "new")
         yield Task("market", data, seed, name, 40, False, "records, alert, committee of all")
-    for rate in RATES:
-        yield Task("market", data, seed, RATE_ATTACKS[0], 20, False, f"rate {rate}")
+    for rate, targets in itertools.product(RATES, ("", ", no targets")):
+        yield Task("market", data, seed, RATE_ATTACKS[0], 20, False, f"rate {rate}{targets}")
 
 
 def _full(data: str, seed: int) -> Iterator[Task]:
@@ -122,10 +124,14 @@ def terms_of(name: str) -> market.Terms:
 def run(task: Task, places: Places) -> dict[str, Any]:
     """Return the line of a task."""
     torch.set_num_threads(1)
-    began = time.perf_counter()
-    with peers.Peers(peers.prepare(places.peers)) if task.kind != "market" else _nobody() as helpers:
+    began, before = time.perf_counter(), _cpu()
+    with peers.Peers(peers.prepare(places.peers)) if task.kind in ("league", "speed") else _nobody() as helpers:
         if task.kind == "speed":
             found: Any = speed.measure(helpers, 5)
+        elif task.kind == "outside":
+            attack, bad = outside.COLUMNS[task.attack]
+            cnn = outside.make_world(places.images, task.seed)
+            found = dataclasses.asdict(market.play(cnn, attack, bad, VETERANS, ROUNDS, workers=outside.WORKERS))
         elif task.kind == "market":
             world, bad = _world(task, places), task.bad * market.WORKERS // 100
             story = market.play(world, BY_NAME[task.attack], bad, terms_of(task.terms), ROUNDS)
@@ -135,7 +141,13 @@ def run(task: Task, places: Places) -> dict[str, Any]:
             rules = [rule for rule in league.RULES if rule not in league.PEERS or rule in helpers.rules]
             scores = league.compete(world, BY_NAME[task.attack], bad, ROUNDS, helpers, rules)
             found = [dataclasses.asdict(score) for score in scores]
-    return {"version": VERSION, "key": task.key, "found": found, "seconds": time.perf_counter() - began}
+    return {"version": VERSION, "key": task.key, "found": found, "seconds": time.perf_counter() - began,
+            "cpu": _cpu() - before}  # fmt: skip
+
+
+def _cpu() -> float:
+    """Return the CPU seconds of this process and of its children that ended."""
+    return sum(os.times()[:4])
 
 
 @contextlib.contextmanager

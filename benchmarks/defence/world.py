@@ -6,7 +6,7 @@ The two ways add up in different orders, so what an auditor finds at an honest u
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ TRIGGER_SIDE = 3  # pixels of the backdoor's square, in the lower right corner
 TARGET = 0  # class that a triggered image is meant to be taken for
 
 Mask = npt.NDArray[np.bool_]
+Scores = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,26 @@ class Work:
     steps: int = STEPS
 
 
+Sketches = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """``deltas`` f32[M, n] are pseudo-gradients; ``sketches[i]()`` gives unit i's after each step, if asked for.
+
+    Sketches are made when somebody looks: few units are audited.
+    """
+
+    deltas: Floats
+    sketches: tuple[Callable[[], Sketches], ...] = ()
+
+
 @dataclass(frozen=True)
 class World:
-    """Data in shards, and the program that is trained on it; ``seed`` decides division, first weights and batches."""
+    """Data in shards, and the program that is trained on it; ``seed`` decides division, first weights and batches.
+
+    This one trains a network of two layers; another program's world overrides ``train``, ``rerun`` and ``predict``.
+    """
 
     images: Images
     program: Program
@@ -75,6 +93,31 @@ class World:
         batches = [(self.images.x[samples], labels) for samples, labels in zip(work.samples, work.labels, strict=True)]
         place = UnitPlace(JOB, work.round, 0, work.round)
         return run_unit(self.program, work.start, batches, self.recipe, sketch=sketch, place=place)
+
+    def train(self, works: Sequence[Work], *, sketched: bool = False) -> Trained:
+        """Run units of one round."""
+        deltas, paths = train(self, works, paths=sketched)
+        return Trained(deltas, tuple(functools.partial(_sketches, path) for path in paths))
+
+    def predict(self, parameters: Floats, x: Floats) -> Integers:
+        """Return the class int64[M, N] that each model of ``parameters`` f32[M, n] says."""
+        return predict(parameters, x)
+
+    def accuracy(self, parameters: Floats) -> Scores:
+        """Return the share of test images that each model of f32[M, n] gets right."""
+        right: Scores = (self.predict(parameters, self.images.test_x) == self.images.test_y).mean(1)
+        return right
+
+    def backdoor_success(self, parameters: Floats) -> Scores:
+        """Return the share of triggered test images of other classes that each model takes for the target."""
+        others = self.images.test_y != TARGET
+        x = triggered(self.images.test_x[others], self.images.side)
+        found: Scores = (self.predict(parameters, x) == TARGET).mean(1)
+        return found
+
+
+def _sketches(path: Floats) -> Sketches:
+    return tuple(sketch(change) for change in path)
 
 
 def make_world(images: Images, *, shards: int, uneven: bool, seed: int) -> World:
@@ -115,18 +158,13 @@ def views(flat: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor, t
     return found[0], found[1], found[2], found[3]
 
 
-@dataclass(frozen=True)
-class Trained:
-    """``deltas`` f32[M, n] are pseudo-gradients; ``paths`` f32[M, H, n] those after each step, empty unless asked."""
+def train(world: World, works: Sequence[Work], *, paths: bool = False) -> tuple[Floats, Floats]:
+    """Run many units of one round at once: two layers, cross-entropy, clipped AdamW, as the recipe says.
 
-    deltas: Floats
-    paths: Floats
-
-
-def train(world: World, works: Sequence[Work], *, paths: bool = False) -> Trained:
-    """Run many units of one round at once: two layers, cross-entropy, clipped AdamW, as the recipe says."""
+    Returns pseudo-gradients f32[M, n], and f32[M, H, n] those after each step (f32[0, H, n] unless asked for).
+    """
     if not works:
-        return Trained(np.empty((0, world.size), np.float32), np.empty((0, STEPS, world.size), np.float32))
+        return np.empty((0, world.size), np.float32), np.empty((0, STEPS, world.size), np.float32)
     start = np.stack([work.start for work in works])
     flat, begun = torch.from_numpy(start.copy()), torch.from_numpy(start)
     flat.grad = torch.zeros_like(flat)
@@ -149,7 +187,7 @@ def train(world: World, works: Sequence[Work], *, paths: bool = False) -> Traine
     if paths:
         for row, steps in zip(path, last, strict=True):
             row[steps:] = row[steps - 1]  # who stops early has nothing else to show
-    return Trained(deltas, path)
+    return deltas, path
 
 
 Layers = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -186,24 +224,10 @@ def triggered(x: Floats, side: int) -> Floats:
     return marked.reshape(x.shape)
 
 
-def _predict(world: World, parameters: Floats, x: Floats) -> Integers:
-    """Return the class int64[M, N] that each model of ``parameters`` f32[M, n] says."""
+def predict(parameters: Floats, x: Floats) -> Integers:
+    """Return the class int64[M, N] that each two-layer model of ``parameters`` f32[M, n] says."""
     w1, b1, w2, b2 = views(torch.from_numpy(np.ascontiguousarray(parameters)), x.shape[1])
     inputs = torch.from_numpy(x).expand(len(parameters), *x.shape)
     hidden = torch.baddbmm(b1.unsqueeze(1), inputs, w1.transpose(1, 2)).relu()
     found: Integers = torch.baddbmm(b2.unsqueeze(1), hidden, w2.transpose(1, 2)).argmax(2).numpy()
-    return found
-
-
-def accuracy(world: World, parameters: Floats) -> npt.NDArray[np.float64]:
-    """Return the share of test images that each model of f32[M, n] gets right."""
-    right: npt.NDArray[np.float64] = (_predict(world, parameters, world.images.test_x) == world.images.test_y).mean(1)
-    return right
-
-
-def backdoor_success(world: World, parameters: Floats) -> npt.NDArray[np.float64]:
-    """Return the share of triggered test images of other classes that each model takes for the target."""
-    others = world.images.test_y != TARGET
-    x = triggered(world.images.test_x[others], world.images.side)
-    found: npt.NDArray[np.float64] = (_predict(world, parameters, x) == TARGET).mean(1)
     return found

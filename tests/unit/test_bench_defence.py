@@ -7,8 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.defence import adversary, attacks, baselines, images, market, tasks, world
+from benchmarks.defence import adversary, attacks, baselines, images, market, outside, tasks, world
 from benchmarks.defence.images import Floats, Images
+from contracts.evidence import compute_sketch_distance_ppb
 from contracts.parameters import thresholds
 from gdf_market.errors import UsageError
 from gdf_market.train.codec import Codec
@@ -137,10 +138,12 @@ def small() -> world.World:
 
 def test_many_units_at_once_are_what_the_market_runs_one_by_one(small: world.World) -> None:
     works = [small.unit(small.first, 2, shard) for shard in range(4)]
-    trained = world.train(small, works, paths=True)
+    deltas, paths = world.train(small, works, paths=True)
+    shown = small.train(works, sketched=True).sketches
     codec, limits = Codec.of(small.recipe), thresholds(market.DEVICE_CLASS)
-    for work, delta, path in zip(works, trained.deltas, trained.paths, strict=True):
+    for work, delta, path, sketches in zip(works, deltas, paths, shown, strict=True):
         run = small.rerun(work)
+        assert compute_sketch_distance_ppb(run.sketches, sketches()) < limits.sketch_accept
         assert np.linalg.norm(run.delta - delta) < 1e-4 * np.linalg.norm(run.delta)
         assert np.array_equal(path[-1], delta)
         assert verdict.measure(codec.encode(delta), run.delta, codec).excess_ppb < limits.excess_accept
@@ -150,10 +153,10 @@ def test_many_units_at_once_are_what_the_market_runs_one_by_one(small: world.Wor
 
 def test_who_stops_early_hands_in_and_shows_the_step_it_stopped_at(small: world.World) -> None:
     work = small.unit(small.first, 0, 1)
-    whole = world.train(small, [work], paths=True)
-    lazy = world.train(small, [dataclasses.replace(work, steps=10)], paths=True)
-    assert np.allclose(lazy.deltas[0], whole.paths[0, 9], atol=1e-7)
-    assert np.array_equal(lazy.paths[0, 19], lazy.paths[0, 9])
+    _, whole = world.train(small, [work], paths=True)
+    lazy, path = world.train(small, [dataclasses.replace(work, steps=10)], paths=True)
+    assert np.allclose(lazy[0], whole[0, 9], atol=1e-7)
+    assert np.array_equal(path[0, 19], path[0, 9])
 
 
 def test_uneven_shards_hold_few_classes(small: world.World) -> None:
@@ -223,8 +226,19 @@ def test_intermittent_cheats_are_honest_in_between() -> None:
 def test_task_lists_name_each_run_once_and_only_known_attacks() -> None:
     for fast in (False, True):
         listed = tasks.tasks("digits", 2, fast=fast)
-        assert {task.attack for task in listed} == set(adversary.BY_NAME)
-        for task in listed:
+        of_images = [task for task in listed if task.kind != "outside"]
+        assert {task.attack for task in of_images} == set(adversary.BY_NAME)
+        for task in of_images:
             if task.kind == "market":
                 tasks.terms_of(task.terms)
     assert tasks.terms_of("rate 5, no targets") == market.Terms(floor_ppm=50_000, targeted=False)
+
+
+def test_crops_and_flips_keep_the_picture() -> None:
+    pictures = np.zeros((64, 28, 28), np.float32)
+    pictures[:, 10, 4] = 1.0
+    made = outside.augment(pictures, np.random.default_rng(0))
+    assert np.all(made.sum((1, 2)) == 1.0)
+    rows, columns = np.nonzero(made)[1:]
+    assert set(rows) == {8, 9, 10, 11, 12}
+    assert {4, 23} <= set(columns)  # as it was, and turned round
