@@ -32,6 +32,7 @@ from gdf_market.node.bulk import BulkHost
 from gdf_market.node.context import NodeContext
 from gdf_market.node.control import ControlHost
 from gdf_market.node.datadir import DataDir, write_atomic
+from gdf_market.node.declaring import Declarer
 from gdf_market.node.journal import Journal
 from gdf_market.node.ledger_service import LedgerService, now_ms
 from gdf_market.node.machine import unit_memory_bytes
@@ -68,6 +69,7 @@ class Node:
         self.data, self.settings, self.context, self.control, self.book = data, settings, context, control, book
         self.roles = Roles(context, poison=poison)
         self.bidder = Bidder(context, book, device_class=settings.device_class) if worker else None
+        self.declarer = Declarer(context, data.calibration, lambda: worker or context.ledger.replica.is_validator)
         self.notes: dict[str, str] = {}
         self.url = ""
         self._own_orders: dict[str, Entry] = {}
@@ -255,6 +257,7 @@ class Node:
             await nursery.start(self._serve_api)
             nursery.start_soon(self.roles.run)
             nursery.start_soon(self._tend_book)
+            nursery.start_soon(self.declarer.run)
             if self.bidder is not None:
                 nursery.start_soon(self.bidder.run)
             task_status.started()

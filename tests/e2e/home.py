@@ -26,10 +26,12 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 class Home:
     """A network by hand: ann validates and owns the credits, ben and cleo work."""
 
+    network: tuple[str, ...] = ()  # how it is founded
+
     def __init__(self, root: Path) -> None:
         self.ann, self.ben, self.cleo = (Member(name, root) for name in ("ann", "ben", "cleo"))
         self.members = [self.ann, self.ben, self.cleo]
-        self.ann.account = self.ann.run("init", "--new-network", "home")["account"]
+        self.ann.account = self.ann.run("init", "--new-network", "home", *self.network)["account"]
         self.ann.start("node", "run")
         wait_until("ann answers", lambda: self.ann.status() is not None, timeout_s=60, members=[self.ann])
         invite = self.ann.run("node", "invite")["invite"]

@@ -1,0 +1,108 @@
+"""A lying auditor among real nodes: it loses its bond by bisection, and the worker that it accused is paid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from contracts.records import Audit, Dispute, Unit
+from gdf_market.demo.processes import Member, stop_all, wait_until
+from ledger.reading import record_of, records_of
+from ledger.store import LedgerStore
+from tests.e2e.home import PHASES, Home
+
+pytestmark = pytest.mark.e2e
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "char_gpt.py"
+ROUNDS = "12"  # more than are needed: who audits whom is drawn
+
+
+class Court(Home):
+    """ann validates, ben works on one thread; dora works on two, and cleo works but lies about others' units."""
+
+    network = ("--test-network",)
+
+    def __init__(self, root: Path) -> None:
+        self.dora = Member("dora", root)
+        super().__init__(root)
+        invite = self.ann.run("node", "invite")["invite"]
+        self.dora.account = self.dora.run("init", "--join", invite)["account"]
+        self.ann.run("wallet", "send", self.dora.account, "500")
+        self.dora.start("work", "--threads", "2", "--min-price", "0.5")
+        self.members.append(self.dora)
+
+    def work(self, member: Member) -> None:
+        lie = ("--test-poison", "lie") if member is self.cleo else ()
+        member.start("work", "--threads", "1", "--min-price", "0.5", *lie)
+
+
+@pytest.fixture
+def court(tmp_path: Path):  # type: ignore[no-untyped-def]
+    network = Court(tmp_path)
+    yield network
+    stop_all(network.members)
+
+
+def test_a_lying_auditor_loses_its_bond_and_an_honest_odd_worker_passes(court: Court) -> None:
+    posted = court.ann.run(
+        "post", str(EXAMPLE), "--rounds", ROUNDS, "--max-price", "5", "--units", "3", "--min-workers", "3",
+        "--audit-floor-percent", "100", *PHASES,
+    )  # fmt: skip
+    job = posted["job"]
+    with court.store(court.ann) as store:
+        wait_until(
+            "the liar is refuted, its victim paid, and dora's work passed",
+            lambda: is_over(court, store, job),
+            timeout_s=400,
+            members=court.members,
+        )
+        (lie, *_) = refuted(store, job)
+        unit = unit_of(store, lie)
+        assert (lie.auditor, lie.verdict, lie.bond) == (court.cleo.account, "fail", 0)
+        assert unit.worker in (court.ben.account, court.dora.account)
+        lost = [event for event in store.events(job=job, limit=100_000) if event.kind == "forfeited"]
+        assert {event.account for event in lost} == {court.cleo.account}
+        disputes = records_of(store, Dispute, f"dispute/{job}/")
+        assert "convicted" not in {dispute.status for dispute in disputes}
+        check_replayed(store, lie)
+        passed = [audit.verdict for audit in audits_of(store, job, court.dora.account) if audit.verdict]
+        assert set(passed) <= {"pass", "fail"}  # never grey: two threads are no doubt; "fail" is what the liar says
+        state = store.state()
+        assert state.supply_check() == state.network().supply
+
+
+def is_over(court: Court, store: LedgerStore, job: str) -> bool:
+    paid = [audit for audit in refuted(store, job) if unit_of(store, audit).status == "paid"]
+    passed = [audit for audit in audits_of(store, job, court.dora.account) if audit.verdict == "pass"]
+    return bool(paid) and bool(passed)
+
+
+def refuted(store: LedgerStore, job: str) -> list[Audit]:
+    return [audit for audit in records_of(store, Audit, f"audit/{job}/") if audit.status == "refuted"]
+
+
+def unit_of(store: LedgerStore, audit: Audit) -> Unit:
+    unit = record_of(store, Unit, f"unit/{audit.job}/{audit.round}/{audit.slot}")
+    assert unit is not None
+    return unit
+
+
+def audits_of(store: LedgerStore, job: str, worker: str) -> list[Audit]:
+    return [audit for audit in records_of(store, Audit, f"audit/{job}/") if unit_of(store, audit).worker == worker]
+
+
+def check_replayed(store: LedgerStore, lie: Audit) -> None:
+    """One step in the middle of the unit, where the lie begins, was replayed from a state that both sides gave."""
+    dispute = record_of(store, Dispute, f"dispute/{lie.job}/{lie.round}/{lie.slot}")
+    assert dispute is not None
+    assert dispute.status == "refuted"
+    search = dispute.bisection
+    assert search is not None
+    assert search.high == search.low + 1
+    assert search.worker.state
+    assert search.accuser.state
+    findings = [arbiter.finding for arbiter in search.arbiters]
+    assert findings == ["worker"] * len(findings)
+    assert len(findings) == 2  # ann, and the third worker
+    assert all(arbiter.state_distance_ppb < 1_000_000 for arbiter in search.arbiters)
