@@ -60,41 +60,52 @@ async def calibrate(classes: tuple[str, ...], *, threads: int, say: Say) -> Cali
     ensure(bool(classes), UsageError("no device class to calibrate; this machine has none that the rules know"))
     with tempfile.TemporaryDirectory(prefix="gdf-market-", ignore_cleanup_errors=True) as folder:
         bench = _Bench(Path(folder), say)
-        measured = [await bench.measure(name, threads) for name in classes]
+        for device in sorted({torch_device(name) for name in classes}):
+            await bench.measure(device, [name for name in classes if torch_device(name) == device], threads)
     here = Machine.here()
     return Calibration(
         torch=here.torch,
         system=here.system,
         device=", ".join(sorted({torch_device(name) for name in classes})),
         measured_ms=time.time_ns() // 1_000_000,
-        classes=tuple(measured),
+        classes=tuple(bench.result(name) for name in classes),
     )
 
 
 class _Bench:
+    """First runs by (class, inner optimizer), and the reruns of each class."""
+
     def __init__(self, folder: Path, say: Say) -> None:
         self._folder, self._say = folder, say
         self._files = yardstick.write_files(folder)
+        self._first: dict[tuple[str, str], TrainResult] = {}
+        self._cases: dict[str, list[Case]] = {}
 
-    async def measure(self, device_class: str, threads: int) -> MeasuredClass:
-        """Run the unit of each optimizer once, and again in every way."""
-        device = torch_device(device_class)
-        requests = {inner: self._request(inner, device_class) for inner in yardstick.INNERS}
-        first: dict[str, TrainResult] = {}
-        cases: list[Case] = []
+    async def measure(self, device: str, classes: list[str], threads: int) -> None:
+        """Run the unit of each class of a device and optimizer once, and again in every way."""
         for group in _processes(ways(threads, device, platform.machine())):
             shared = group[0]
             async with Trainer(
                 threads=shared.threads, device=device, environment=shared.environment, silence_timeout_s=SILENCE_S
             ) as trainer:
-                for inner, request in requests.items():
-                    if inner not in first:
-                        self._say(f"{device_class}: {inner}, the first run")
-                        first[inner] = await trainer.train(request, out=self._folder / f"{device_class}-{inner}")
-                    for way in group:
-                        self._say(f"{device_class}: {inner}, {way.name}")
-                        cases.append(await _case(trainer, request, way, inner, first[inner]))
-        return measured_class(device_class, tuple(cases), _reference_ppb(device_class, first))
+                for name in classes:
+                    for inner in yardstick.INNERS:
+                        await self._run(trainer, name, inner, group)
+
+    async def _run(self, trainer: Trainer, device_class: str, inner: str, group: list[Way]) -> None:
+        request, key = self._request(inner, device_class), (device_class, inner)
+        if key not in self._first:
+            self._say(f"{device_class}: {inner}, the first run")
+            self._first[key] = await trainer.train(request, out=self._folder / "-".join(key))
+        for way in group:
+            self._say(f"{device_class}: {inner}, {way.name}")
+            case = await _case(trainer, request, way, inner, self._first[key])
+            self._cases.setdefault(device_class, []).append(case)
+
+    def result(self, device_class: str) -> MeasuredClass:
+        """Return what was measured of a class."""
+        first = {inner: self._first[device_class, inner] for inner in yardstick.INNERS}
+        return measured_class(device_class, tuple(self._cases[device_class]), _reference_ppb(device_class, first))
 
     def _request(self, inner: str, device_class: str) -> UnitRequest:
         return UnitRequest(

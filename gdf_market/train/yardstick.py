@@ -147,7 +147,7 @@ def program() -> Program:
     return Program(graph, {})
 
 
-# The last sketch in float32 on x86-64 (AVX-512), one thread, torch 2.13.0.
+# The last sketch in float32 on x86-64 (AVX2), one thread, torch 2.13.0.
 REFERENCE: dict[str, tuple[int, ...]] = {
     "adamw": (
         *(-940216053, -1067243387, -218807356, 537109570, 405146207, 548843121, -900329870, -382663250),
