@@ -18,6 +18,7 @@ from gdf_market.commands.progress import ENDED, metrics_of, require_job, rounds_
 from gdf_market.commands.reading import open_ledger, resolve_job
 from gdf_market.commands.report import job_report, report_text
 from gdf_market.commands.session import run_async, with_client
+from gdf_market.commands.unit_report import parse_unit, unit_report, unit_text
 from gdf_market.commands.watch import watch
 from gdf_market.errors import LocalError, UsageError
 from gdf_market.node.client import NodeClient
@@ -89,14 +90,20 @@ def list_jobs(app: App) -> None:
 @click.option(
     "--tensorboard", type=click.Path(path_type=Path), help="Write the rounds for TensorBoard into this folder."
 )
+@click.option("--unit", metavar="ROUND/SLOT", help="Explain one unit: every number behind its verdict and its pay.")
 @pass_app
-def show(app: App, job: str, follow: bool, metrics: Path | None, tensorboard: Path | None) -> None:
+def show(app: App, job: str, follow: bool, metrics: Path | None, tensorboard: Path | None, unit: str | None) -> None:
     """Show a job: bids, rounds, units with verdicts and pay.  JOB may be the start of its id.
 
     With --watch and --json, one JSON object per line for every change.
 
     Example: gdf-market jobs show 3fa9 --watch --metrics rounds.jsonl
     """
+    if unit is not None:
+        if follow or metrics or tensorboard:
+            raise UsageError("--unit explains one unit; leave out --watch, --metrics and --tensorboard")
+        explain(app, job, *parse_unit(unit))
+        return
     with open_ledger(app) as store:
         job_id = resolve_job(store, job)
         value = {} if follow else job_report(store, job_id)
@@ -108,6 +115,13 @@ def show(app: App, job: str, follow: bool, metrics: Path | None, tensorboard: Pa
             with open_ledger(app) as store:
                 sinks.write(metrics_of(require_job(store, job_id), rounds_of(store, job_id)))
     app.emit(value, lambda: report_text(value))
+
+
+def explain(app: App, job: str, index: int, slot: int) -> None:
+    """Print every number behind a unit."""
+    with open_ledger(app) as store:
+        value = unit_report(store, resolve_job(store, job), index, slot)
+    app.emit(value, lambda: unit_text(value))
 
 
 @jobs.command()
