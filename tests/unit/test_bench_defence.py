@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.defence import adversary, attacks, baselines, images, market, outside, tasks, world
+from benchmarks.defence import (
+    adversary,
+    attacks,
+    baselines,
+    images,
+    market,
+    outside,
+    peers_worker,
+    report,
+    tasks,
+    world,
+)
 from benchmarks.defence.images import Floats, Images
 from contracts.evidence import compute_sketch_distance_ppb
 from contracts.parameters import thresholds
@@ -27,7 +39,8 @@ def honest() -> Floats:
 
 
 def squares(rows: Floats, point: Floats) -> np.ndarray:
-    return np.square(rows.astype(np.float64) - point).sum(1)
+    found: np.ndarray = np.square(rows.astype(np.float64) - point).sum(1)
+    return found
 
 
 def test_inner_product_points_against_the_mean(honest: Floats) -> None:
@@ -187,7 +200,7 @@ def test_images_that_are_not_there_are_named(tmp_path: object) -> None:
 
 @pytest.mark.parametrize("name", ["sign flip", "lazy 1 of 20", "copy with noise", "two colluders", "label flip 1%"])
 def test_cheats_are_convicted_and_honest_workers_are_not(small: world.World, name: str) -> None:
-    story = market.play(small, adversary.BY_NAME[name], 2, tasks.NEW, 6, workers=8)
+    story = market.play(small, adversary.BY_NAME[name], 2, tasks.NEW, 4, workers=6)
     assert story.cheats == (1 if name == "two colluders" else 2)
     assert len(story.convicted) == story.cheats
     assert story.honest_convicted == story.honest_alarms == 0
@@ -197,20 +210,20 @@ def test_cheats_are_convicted_and_honest_workers_are_not(small: world.World, nam
 
 def test_without_audits_nobody_is_convicted(small: world.World) -> None:
     nobody = market.Terms(floor_ppm=0, veterans=True, targeted=False)
-    story = market.play(small, adversary.BY_NAME["lazy 10 of 20"], 2, nobody, 4, workers=8)
+    story = market.play(small, adversary.BY_NAME["lazy 10 of 20"], 2, nobody, 2, workers=6)
     assert (story.convicted, story.cheats) == ({}, 2)
     assert story.audits <= 2  # one in a thousand of an account with a thousand valid units
-    assert market.extra_compute([story]) <= 2 / 32
+    assert market.extra_compute([story]) <= 2 / 12
 
 
 def test_what_has_no_encoding_is_left_out_and_unpaid(small: world.World) -> None:
-    story = market.play(small, adversary.BY_NAME["NaN and Inf"], 2, tasks.NEW, 3, workers=8)
+    story = market.play(small, adversary.BY_NAME["NaN and Inf"], 2, tasks.NEW, 2, workers=6)
     assert story.kept_out == story.cheats == 2
-    assert story.units == 3 * 6
+    assert story.units == 2 * 4
 
 
 def test_a_false_accusation_before_an_honest_committee_costs_the_accuser_its_bond(small: world.World) -> None:
-    story = market.play(small, adversary.BY_NAME["lying auditor"], 1, tasks.NEW, 6, workers=8)
+    story = market.play(small, adversary.BY_NAME["lying auditor"], 1, tasks.NEW, 4, workers=6)
     assert story.lies > 0
     assert story.lies_punished > 0
     assert story.honest_convicted == 0  # one liar is no majority of three
@@ -242,3 +255,50 @@ def test_crops_and_flips_keep_the_picture() -> None:
     rows, columns = np.nonzero(made)[1:]
     assert set(rows) == {8, 9, 10, 11, 12}
     assert {4, 23} <= set(columns)  # as it was, and turned round
+
+
+# peers and tables
+
+
+def test_a_peer_that_fails_is_a_result_and_not_the_end(honest: Floats) -> None:
+    def broken(rows: Floats, f: int) -> Floats:
+        raise ValueError(f"{f} of {len(rows)}")
+
+    aggregate, seconds, error = peers_worker._answer(broken, honest, 3, 2)
+    assert np.isnan(aggregate).all()
+    assert (aggregate.shape, seconds, error) == ((VALUES,), [], f"ValueError: 3 of {HONEST}")
+
+
+def test_tuned_peers_never_see_values_that_are_not_finite(honest: Floats) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def mean(rows: Floats, f: int) -> Floats:
+        seen.append((len(rows), f))
+        return baselines.mean(rows)
+
+    rule = peers_worker._guarded(mean)
+    rows = np.concatenate([honest, np.full((2, VALUES), np.inf, np.float32)])
+    assert np.allclose(rule(rows, 5), honest.mean(0))
+    assert seen == [(HONEST, 3)]
+
+
+def test_tables_name_what_is_missing_and_take_losses_from_clean() -> None:
+    clean = tasks.Task("league", "digits", 0)
+    flipped = tasks.Task("league", "digits", 0, "sign flip", 40)
+    ours = tasks.Task("market", "digits", 0, "sign flip", 40, False, "records")
+    story = market.Story(accuracy=0.938, units=100, audits=10, members=3, cheats=2, convicted={6: 1, 7: 4})
+    found: dict[tasks.Task, dict[str, Any]] = {
+        clean: {"found": [_score("mean", 0.95)]},
+        flipped: {"found": [_score("mean", 0.80), _score("FLTrust", 0.90)]},
+        ours: {"found": dataclasses.asdict(story)},
+    }
+    text = report.tables(found, "digits", {"byzpy": "no such package"}, "words")
+    assert "| sign flip | 1.20 / 2 of 2, 2.5 / 0 of 0 |" in text
+    assert "| mean | 15.00 (sign flip) |" in text
+    assert "| ByzPy CGE | not installed |" in text
+    assert "byzpy could not be installed: no such package" in text
+    assert "records, under attack at 40%: 13.0% (with arbiters that run one step: 10.2%)" in text
+
+
+def _score(rule: str, accuracy: float) -> dict[str, object]:
+    return {"rule": rule, "accuracy": accuracy, "backdoor": 0.0, "errors": 0, "error": ""}
