@@ -2,8 +2,9 @@
 
 Simplified: every account acts in time, has the credits for its bonds, and rounds settle one after another; a VRF's
 output is replaced by a hash of the same distribution.  A dispute is decided by a committee that runs the whole unit
-again; where bisection decides, it costs less.  Convicted workers are not replaced.  What bad accounts do as auditors is
-the worst that they can: they pass each other's units, and as liars fail honest ones.
+again; arbiters of a bisection are as many, drawn in the same way, and run one step.  Convicted workers are not
+replaced.  What bad accounts do as auditors is the worst that they can: they pass each other's units, and as liars fail
+honest ones.
 """
 
 from __future__ import annotations
@@ -108,9 +109,7 @@ class _Job:
         self._codec = Codec.of(world.recipe)
         self._active = list(range(workers))
         self._first_bad = workers - bad
-        share = bad / workers
-        # fewer than a third of the validators are bad, or the ledger itself is lost
-        dishonest = min(round(VALIDATORS * share), (VALIDATORS - 1) // 3)
+        dishonest = dishonest_validators(bad / workers)
         names = [f"worker {i}" for i in range(workers)] + [f"validator {i}" for i in range(VALIDATORS)]
         self._bad_accounts = set(names[self._first_bad : workers]) | set(names[len(names) - dishonest :])
         self._consecutive = dict.fromkeys(range(workers), VETERAN if terms.veterans else 0)
@@ -318,6 +317,11 @@ def _outcome(found: OutcomeResult) -> Outcome:
         suspicion=found.suspicion,
         flags=found.flags,
     )
+
+
+def dishonest_validators(share: float) -> int:
+    """Return how many validators are bad: as many as workers, but less than a third, or the ledger itself is lost."""
+    return min(round(VALIDATORS * share), (VALIDATORS - 1) // 3)
 
 
 def extra_compute(stories: Sequence[Story], *, member: float = 1.0) -> float:

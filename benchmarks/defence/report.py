@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.defence import league, outside, tasks
 from benchmarks.defence.adversary import ATTACKS
-from benchmarks.defence.market import Story, extra_compute
+from benchmarks.defence.market import VALIDATORS, WORKERS, Story, dishonest_validators, extra_compute
 from benchmarks.defence.world import ROUNDS, STEPS
-from contracts.parameters import COMMITTEE_SIZE
+from contracts.parameters import ARBITERS, COMMITTEE_SIZE
 
 Found = Mapping[tasks.Task, Mapping[str, Any]]
 
@@ -29,6 +30,7 @@ def tables(found: Found, data: str, missing: Mapping[str, str], words: str) -> s
         _defences(runs, missing),
         _rates(runs),
         _variants(runs),
+        _panels(),
         _speed(found),
         outside.table(found),
     ]
@@ -381,6 +383,36 @@ def _variant_cell(runs: _Runs, attack: str, terms: str) -> str:
     mean = f"{statistics.fmean(waits):.1f}" if waits else "-"
     door = f" / {_door(s.backdoor for s in stories)}" if attack == "backdoor" else ""
     return f"{len(waits)} of {sum(s.cheats for s in stories)}, {mean}{door} / {punished} / {extra}"
+
+
+def bad_majority(count: int, bad: int, panel: int) -> float:
+    """Return the chance that more than half of ``panel`` accounts drawn of ``count`` are among the ``bad`` ones."""
+    size = min(panel, count)
+    ways = sum(math.comb(bad, k) * math.comb(count - bad, size - k) for k in range(size // 2 + 1, size + 1))
+    return ways / math.comb(count, size)
+
+
+def _panels() -> str:
+    """Return how often a lie is upheld: exact, from the sizes alone."""
+    lines = ["## Chance that a panel upholds a lie", "", _PANEL_WORDS, ""]
+    lines += [
+        "| bad accounts | " + " | ".join(f"{size}" for size in _PANELS) + " | all |",
+        "|---|" + "---|" * (len(_PANELS) + 1),
+    ]
+    for bad in (10, 20, 30, 40):
+        asked = WORKERS - 2 + VALIDATORS  # without the accused worker and the accuser
+        liars = bad * WORKERS // 100 - 1 + dishonest_validators(bad / 100)
+        row = [f"{100 * bad_majority(asked, liars, size):.1f}%" for size in (*_PANELS, asked)]
+        lines.append(f"| {bad}% | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+_PANELS = (3, 5, 7, 11, 15)
+_PANEL_WORDS = (
+    "More than half of the panel (arbiters or committee) are the accuser's friends; 20 workers and 4 validators, "
+    f"by size of the panel.  The market's committee has {COMMITTEE_SIZE} members, and a bisection {ARBITERS} arbiters, "
+    f"each of whom replays one step of {STEPS}: {STEPS} arbiters cost what one member of a committee does."
+)
 
 
 # speed

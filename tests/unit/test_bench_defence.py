@@ -300,5 +300,12 @@ def test_tables_name_what_is_missing_and_take_losses_from_clean() -> None:
     assert "records, under attack at 40%: 13.0% (with arbiters that run one step: 10.2%)" in text
 
 
+def test_the_chance_of_a_bad_majority_is_that_of_drawing_without_replacement() -> None:
+    assert report.bad_majority(4, 2, 3) == pytest.approx(0.5)
+    assert report.bad_majority(22, 8, 3) == pytest.approx((28 * 14 + 56) / 1540)
+    assert report.bad_majority(22, 8, 22) == 0.0
+    assert report.bad_majority(22, 12, 99) == 1.0
+
+
 def _score(rule: str, accuracy: float) -> dict[str, object]:
     return {"rule": rule, "accuracy": accuracy, "backdoor": 0.0, "errors": 0, "error": ""}
