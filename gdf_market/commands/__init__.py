@@ -24,7 +24,7 @@ style.COMMAND_GROUPS = {
         {"name": "Start here", "commands": ["demo", "init", "status", "doctor"]},
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
         {"name": "Work", "commands": ["work", "wallet", "key"]},
-        {"name": "Run and audit", "commands": ["node", "validator", "ledger", "explorer"]},
+        {"name": "Run and audit", "commands": ["node", "validator", "challenge", "ledger", "explorer"]},
     ]
 }
 
@@ -45,6 +45,7 @@ COMMANDS = {
     "ledger": "ledger",
     "explorer": "explorer",
     "validator": "validator",
+    "challenge": "challenge",
 }
 
 

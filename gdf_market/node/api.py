@@ -136,6 +136,15 @@ class _Api:
         counts = {root: await self._node.context.bulk.holders(root) for root in roots}
         return JSONResponse({"holders": counts})
 
+    async def challenge(self, request: Request) -> Response:
+        """Audit a unit with a bond; the answer takes as long as running the unit again."""
+        body = await _body(request)
+        round_index, slot = body.get("round"), body.get("slot")
+        if type(round_index) is not int or type(slot) is not int:
+            raise UsageError(f"round {round_index!r} and slot {slot!r} must be whole numbers")
+        note = await self._node.roles.challenge(str(body.get("job")), round_index, slot)
+        return JSONResponse({"excess_ppb": note.excess_ppb, "distance_ppb": note.distance_ppb})
+
     async def post_order(self, request: Request) -> Response:
         entry, height = await self._node.post_order(request.path_params["order"])
         return JSONResponse({"entry": entry, "height": height})
@@ -166,6 +175,7 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/orders", _guarded(api.publish), methods=["POST"]),
         Route("/orders/{order}/post", _guarded(api.post_order), methods=["POST"]),
         Route("/holders", _guarded(api.holders), methods=["POST"]),
+        Route("/challenge", _guarded(api.challenge), methods=["POST"]),
         Route("/fetch", _guarded(api.fetch), methods=["POST"]),
         Route("/stop", _guarded(api.stop), methods=["POST"]),
     ]

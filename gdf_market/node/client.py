@@ -76,5 +76,10 @@ class NodeClient:
         """Return the local path of a blob, fetched from peers if need be."""
         return str(self.call("POST", "/fetch", {"root": root}, timeout_s=FETCH_S)["path"])
 
+    def challenge(self, job: str, round_index: int, slot: int) -> dict[str, Any]:
+        """Let the node audit a unit with a bond; return what it found, once its commit is final."""
+        where = {"job": job, "round": round_index, "slot": slot}
+        return self.call("POST", "/challenge", where, timeout_s=FETCH_S)
+
     def close(self) -> None:
         self._http.close()

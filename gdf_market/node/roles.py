@@ -16,6 +16,7 @@ from pathlib import Path
 import structlog
 import trio
 
+from contracts.block import check_entry
 from contracts.parameters import verdict
 from contracts.records import Job, Unit
 from contracts.rounds import get_recipe
@@ -293,6 +294,27 @@ class Roles:
             proof=proof,
             digest=digest,
         )
+
+    async def challenge(self, job: str, round_index: int, slot: int) -> AuditNote:
+        """Audit a unit that nobody asked this node to audit; return what it found, once its commit is final.
+
+        Raises RuleError for what the ledger would refuse, before anything is run again, and GdfError.
+        """
+        context, key = self._context, ("audit_challenge", job, round_index, slot)
+        unit = self._files.unit(Action(*key, 0))
+        action = Action(*key, unit.release_ms)
+        ensure(key not in self._busy, LocalError("this challenge is under way"))
+        where = {"job": job, "round": round_index, "slot": slot}
+        trial = context.seal(AuditCommit, **where, role="challenge", proof="", digest=job)
+        check_entry(context.state, trial, max(now_ms(), context.ledger.replica.time_ms + 1))
+        self._busy.add(key)
+        try:
+            await self._audit(action, role="challenge", proof="")
+        finally:
+            self._busy.discard(key)
+        note = context.journal.audit(job, round_index, slot)
+        assert note is not None, "it was saved before the commit"
+        return note
 
     async def _reexecute(self, action: Action) -> AuditNote:
         context = self._context

@@ -108,6 +108,7 @@ ROUTES = [
     ("POST", "/orders"),
     ("POST", "/orders/00/post"),
     ("POST", "/holders"),
+    ("POST", "/challenge"),
     ("POST", "/fetch"),
     ("POST", "/stop"),
     ("GET", "/nowhere"),

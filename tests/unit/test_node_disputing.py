@@ -10,7 +10,7 @@ import pytest
 
 from contracts.records import Bisection, Dispute
 from contracts.views import Action
-from gdf_market.errors import StorageError
+from gdf_market.errors import RuleError, StorageError
 from gdf_market.messages import ArbiterCommit, ArbiterOpen, AuditOpen, StateOffer
 from gdf_market.node.disputing import LIE, LIE_EXCESS_PPB, make_lie
 from gdf_market.node.roles import Roles
@@ -42,10 +42,10 @@ def job_of(kits: dict[str, Kit], **changes: object) -> str:
 async def live(world: World, *nodes: Roles, until: Callable[[], bool]) -> None:
     """Let nodes act in turns, block by block, until a condition holds; without actions, time moves on."""
     for _ in range(300):
-        if until():
-            return
         height = world.height
         for roles in nodes:
+            if until():
+                return
             await turn(roles._start_due)
         if world.height == height:
             world.wake()
@@ -155,7 +155,7 @@ async def test_a_replay_for_another_accuser_is_not_the_one_that_was_noted(world:
 
 async def test_a_state_that_nobody_serves_brings_the_committee(world: World, kits: dict[str, Kit]) -> None:
     job, _, nodes = await accused(world, kits)
-    await live(world, *nodes[1:], until=lambda: phase_of(world, job) == "offering")
+    await live(world, *nodes, until=lambda: phase_of(world, job) == "offering")
     world.block(world.entry("w1", StateOffer, job=job, round=0, slot=0, state="ab" * 32))
     await live(world, *nodes, until=lambda: phase_of(world, job) == "replaying")
     await live(world, *nodes, until=lambda: phase_of(world, job) == "")
@@ -163,6 +163,34 @@ async def test_a_state_that_nobody_serves_brings_the_committee(world: World, kit
     assert any("no peer has blob" in kit.notes.get("action", "") for kit in kits.values())
     await live(world, *nodes, until=lambda: not world.state.active().jobs)
     assert world.unit(job, 0, 0).status == "paid"  # the committee ran the unit
+
+
+async def test_a_challenge_runs_the_unit_again_and_is_opened(world: World, kits: dict[str, Kit]) -> None:
+    job = job_of(kits)
+    nodes = {name: Roles(kit.context) for name, kit in kits.items()}
+    await live(world, *nodes.values(), until=lambda: world.round(job, 0).phase == "settled")
+    (target,) = world.round(job, 0).targets
+    name = next(name for name in VALIDATORS if key_of(name).account != target.auditor)
+    note = await nodes[name].challenge(job, 0, 0)
+    audit = world.audit(job, 0, 0, name)
+    assert (audit.role, note.excess_ppb) == ("challenge", 0)
+    await live(world, nodes["w1"], nodes[name], until=lambda: world.audit(job, 0, 0, name).verdict != "")
+    audit = world.audit(job, 0, 0, name)
+    assert (audit.verdict, audit.fee, audit.bond) == ("pass", 0, 0)
+
+
+async def test_a_challenge_that_the_ledger_would_refuse_runs_nothing(world: World, kits: dict[str, Kit]) -> None:
+    job = job_of(kits)
+    nodes = [Roles(kit.context) for kit in kits.values()]
+    with pytest.raises(RuleError, match="is assigned"):
+        await nodes[1].challenge(job, 0, 0)
+    await live(world, *nodes, until=lambda: world.round(job, 0).phase == "settled")
+    with pytest.raises(RuleError, match="cannot challenge its own unit"):
+        await nodes[0].challenge(job, 0, 0)
+    with pytest.raises(RuleError, match="not on the ledger"):
+        await nodes[1].challenge(job, 0, 9)
+    assert sum(kit.trainer.calls["audit"] for kit in kits.values()) == 0
+    assert all(node._busy == set() for node in nodes)
 
 
 def test_a_lie_fails_and_is_another_path_from_the_middle_on() -> None:

@@ -1,0 +1,40 @@
+"""``gdf-market challenge``: doubt a unit, and put a bond on it."""
+
+from __future__ import annotations
+
+import rich_click as click
+
+from contracts.parameters import verdict
+from gdf_market.commands.common import App, pass_app
+from gdf_market.commands.progress import require_job
+from gdf_market.commands.reading import open_ledger, resolve_job
+from gdf_market.node.client import NodeClient
+from gdf_market.units import PPB
+
+
+@click.command()
+@click.argument("job")
+@click.argument("round", type=click.IntRange(0), metavar="ROUND")
+@click.argument("slot", type=click.IntRange(0, 63), metavar="SLOT")
+@pass_app
+def challenge(app: App, job: str, round: int, slot: int) -> None:
+    """Run somebody's unit again, and accuse its worker if it comes out differently.
+
+    Anybody may, until the unit's pay is released. It locks the network's audit bond, which returns unless the
+    accusation is wrong, and earns a part of what a cheat loses. The node on this folder must run, and go on running
+    until the audit is opened.
+
+    Example: gdf-market challenge 3f9a 4 2
+    """
+    with open_ledger(app) as store:
+        found = require_job(store, resolve_job(store, job))
+    with NodeClient.of(app.data) as client, app.progress("running the unit again"):
+        value = client.challenge(found.id, round, slot)
+    value |= {"verdict": verdict(found.spec.device_class, value["excess_ppb"], 0)}
+    app.emit(
+        value,
+        lambda: (
+            f"the claim exceeds rounding by {value['excess_ppb'] / PPB:.2e}: {value['verdict']}, as far as the update "
+            "goes; the sketches of both sides are compared next"
+        ),
+    )
