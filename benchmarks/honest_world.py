@@ -38,7 +38,9 @@ class Machine:
 
     def variables(self) -> dict[str, str]:
         """Return the environment of its runner, as a node sets it for so many threads."""
-        return {"GDF_THREADS": str(self.threads), "OMP_NUM_THREADS": str(self.threads)} | self.environment
+        threads = {"GDF_THREADS": str(self.threads), "OMP_NUM_THREADS": str(self.threads)}
+        # threads that wait without spinning: on a busy machine two of them would only hold each other up
+        return threads | {"OMP_WAIT_POLICY": "PASSIVE"} | self.environment
 
 
 MACHINES = (
