@@ -88,6 +88,15 @@ bench-defence: export OMP_NUM_THREADS = 1
 bench-defence: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.defence $(if $(FAST),--fast) $(ARGS)
 
+# Fair pay: merit against exact Shapley values, free-riders, names, what cheating is worth; and how often an honest worker
+# is accused.  FAST=1 takes minutes, all of it an hour.  The digits come with scikit-learn, which nothing else needs
+.PHONY: bench-fairness
+bench-fairness: export OMP_NUM_THREADS = 1
+bench-fairness: $(VENV)/.dev
+	$(PIP) install --quiet -c constraints.txt scikit-learn >&2
+	$(BIN)/python -m benchmarks.fairness $(if $(FAST),--fast)
+	$(BIN)/python -m benchmarks.honest_audits $(if $(FAST),--fast)
+
 wheel: $(VENV)/.dev
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
