@@ -4,7 +4,7 @@ import { createInterface } from 'node:readline'
 import { Client } from './wire/node.mjs'
 
 const OPERATIONS = new Set([
-  'connect', 'identify', 'ping', 'join', 'order', 'link', 'sync', 'find', 'publish', 'submit', 'blob', 'tamper',
+  'connect', 'identify', 'ping', 'join', 'order', 'again', 'link', 'sync', 'find', 'publish', 'submit', 'blob', 'tamper',
   'badFrame', 'closes', 'turnedAway', 'state'
 ])
 

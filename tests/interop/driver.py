@@ -75,10 +75,6 @@ class JsClient:
         result: dict[str, Any] = answer["ok"]
         return result
 
-    @property
-    def connected(self) -> bool:
-        return bool(self.ask("state")["connected"])
-
     def stop(self) -> None:
         """End the process."""
         assert self._process.stdin is not None

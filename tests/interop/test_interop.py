@@ -47,7 +47,7 @@ def client(network: Network) -> JsClient:
 def heard(network: Network, client: JsClient) -> dict[str, Any]:
     """Cleo's order as the client heard and verified it, with the id that cleo's node gave it."""
     order = network.publish()
-    return client.ask("order", title=TITLE) | {"published": order}
+    return client.ask("order", title=TITLE) | {"published": order, "again": client.ask("again")}
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +86,7 @@ def test_a_real_order_arrives_and_its_signature_verifies(
     assert heard["body"]["author"] == network.cleo.account
     assert heard["from"] == network.cleo.account
     assert heard["via"] == network.ann.account  # relayed
+    assert heard["again"] == {"idBytes": 46, "bytes": heard["bytes"]}  # IHAVE and IWANT name messages alike
     assert client.ask("state")["refused"] == []  # nothing else came that it could not verify
 
 
