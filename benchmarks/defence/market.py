@@ -49,6 +49,7 @@ class Terms:
     # what the rules do not have, to see what it would change
     committee: int = COMMITTEE_SIZE
     alert: bool = False  # a conviction makes audits of the whole job as likely as those of new accounts, for a while
+    outliers: bool = False  # targets are also all units less than half as similar to the others as the median is
 
 
 @dataclass
@@ -200,7 +201,7 @@ class _Job:
 
     def _audit(self, index: int, claims: Sequence[_Claim], found: OutcomeResult) -> None:
         """Name the round's auditors, let them work, and decide what they accuse."""
-        targets = compute_targets(_outcome(found))[:MAX_TARGETS] if self._terms.targeted else []
+        targets = self._targets(found)
         accused: dict[int, str] = {}
         audited: dict[int, list[str]] = {}
         known: dict[int, _Finding] = {}
@@ -218,6 +219,16 @@ class _Job:
         for slot, accuser in accused.items():
             if claims[slot].worker in self._active:
                 self._dispute(index, slot, claims[slot], accuser, audited[slot], known)
+
+    def _targets(self, found: OutcomeResult) -> list[int]:
+        if not self._terms.targeted:
+            return []
+        named = compute_targets(_outcome(found))
+        if self._terms.outliers:
+            cosine = dict(zip(found.included, found.cosine_ppm, strict=True))
+            median = sorted(cosine.values())[len(cosine) // 2]
+            named += [slot for slot in found.suspicion if 2 * cosine[slot] < median and slot not in named]
+        return named[:MAX_TARGETS]
 
     def _lottery_winners(self, index: int, slot: int, worker: int, eligible: Sequence[str]) -> list[str]:
         record = self._consecutive[worker]

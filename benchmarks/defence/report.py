@@ -365,9 +365,10 @@ def _variants(runs: _Runs) -> str:
 
 _VARIANT_WORDS = (
     "Cheats convicted, mean round / backdoor success or honest workers convicted where that is the attack / honest "
-    "accusers that lost their bond / extra compute.  *Alert* and committees of other sizes than "
+    "accusers that lost their bond / extra compute.  *Alert*, *outliers* and committees of other sizes than "
     f"{COMMITTEE_SIZE} are no rules of the market; they show what would change.  Alert: in the k-th round after a "
-    "conviction no unit's audit chance is below 1 / k."
+    "conviction no unit's audit chance is below 1 / k.  Outliers: units whose cosine with the sum of the others is "
+    "below half the median of those are targets, too (at most four a round, as now)."
 )
 
 

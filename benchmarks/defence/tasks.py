@@ -30,7 +30,9 @@ TERMS = {
     "records, committee of 7": market.Terms(committee=7),
     "records, committee of all": market.Terms(committee=64),
     "records, alert": market.Terms(alert=True),
+    "records, outliers": market.Terms(outliers=True),
     "records, alert, committee of all": market.Terms(alert=True, committee=64),
+    "records, alert, outliers, committee of all": market.Terms(alert=True, outliers=True, committee=64),
 }
 RATES = (1, 2, 5, 10, 15, 20, 30)  # per cent
 RATE_ATTACKS = ("lazy 1 of 20", "intermittent 25%", "within the similarity band")
@@ -89,7 +91,8 @@ def _fast(data: str, seed: int) -> Iterator[Task]:
     for name in MASS_ATTACKS:
         yield Task("market", data, seed, name, 40, True, "records")
         yield Task("market", data, seed, name, 40, False, "new")
-        yield Task("market", data, seed, name, 40, False, "records, alert, committee of all")
+        for terms in list(TERMS)[3:]:
+            yield Task("market", data, seed, name, 40, False, terms)
     for rate, targets in itertools.product(RATES, ("", ", no targets")):
         yield Task("market", data, seed, RATE_ATTACKS[0], 20, False, f"rate {rate}{targets}")
 

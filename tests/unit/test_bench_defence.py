@@ -26,6 +26,7 @@ from contracts.parameters import thresholds
 from gdf_market.errors import UsageError
 from gdf_market.train.codec import Codec
 from verifier import verdict
+from verifier.outcome import OutcomeResult
 
 HONEST, VALUES, BAD = 12, 500, 8
 
@@ -214,6 +215,16 @@ def test_without_audits_nobody_is_convicted(small: world.World) -> None:
     assert (story.convicted, story.cheats) == ({}, 2)
     assert story.audits <= 2  # one in a thousand of an account with a thousand valid units
     assert market.extra_compute([story]) <= 2 / 12
+
+
+def test_outliers_are_targets_only_where_the_terms_say_so(small: world.World) -> None:
+    cosines = (500_000, 480_000, -900_000, 200_000, 510_000, 100_000, 50_000, 490_000)
+    order = tuple(int(slot) for slot in np.argsort(cosines))
+    found = OutcomeResult(b"", tuple(range(8)), (), (0,) * 8, cosines, order, ())
+    expected = {False: [2], True: [2, 6, 5, 3]}  # below half of 480,000: those three
+    for outliers, named in expected.items():
+        job = market._Job(small, adversary.BY_NAME["none"], 0, market.Terms(outliers=outliers), 1, 8)
+        assert job._targets(found) == named
 
 
 def test_what_has_no_encoding_is_left_out_and_unpaid(small: world.World) -> None:
