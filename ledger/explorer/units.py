@@ -10,11 +10,15 @@ from contracts.state import dispute_key, job_key, round_key, unit_key
 from gdf_market import identity, vrf
 from gdf_market.errors import PeerError
 from gdf_market.messages import (
+    ArbiterCommit,
+    ArbiterOpen,
     AuditCommit,
     AuditOpen,
+    BisectOpen,
     Commit,
     Reveal,
     SketchOpen,
+    StateOffer,
     commitment,
     draw,
     open_entry,
@@ -26,9 +30,15 @@ from ledger.explorer.queries import MAX_PAGE, Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 from ledger.tables import EntryRow
 
-UnitBody = Commit | Reveal | AuditCommit | SketchOpen | AuditOpen
-UNIT_KINDS = ("commit", "reveal", "audit_commit", "sketch_open", "audit_open")
-MAX_UNIT_ENTRIES = 80  # a commit, a reveal and at most eight audits of three entries each, with room
+UnitBody = (
+    Commit | Reveal | AuditCommit | SketchOpen | AuditOpen | BisectOpen | StateOffer | ArbiterCommit | ArbiterOpen
+)
+UNIT_KINDS = (
+    *("commit", "reveal", "audit_commit", "sketch_open", "audit_open"),
+    *("bisect_open", "state_offer", "arbiter_commit", "arbiter_open"),
+)
+# a commit, a reveal, eight audits of three entries each and as many of a committee, three bisections of thirty
+MAX_UNIT_ENTRIES = 160
 
 
 @dataclass(frozen=True)

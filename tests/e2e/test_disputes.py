@@ -15,7 +15,33 @@ from tests.e2e.home import Home
 
 pytestmark = pytest.mark.e2e
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "char_gpt.py"
+JOB = """
+from pydoc_data.topics import topics
+
+import torch
+from torch import nn
+
+from gdf_market import Job
+
+text = "\\n".join(topics[name] for name in sorted(topics))[:60_000]
+letters, context, width = len(set(text)), 8, 32
+
+
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(letters, width)
+        self.hidden = nn.Linear(width, width)
+        self.head = nn.Linear(width, letters)
+
+    def forward(self, idx, targets):
+        logits = self.head(torch.tanh(self.hidden(self.table(idx))))
+        return nn.functional.cross_entropy(logits.view(-1, letters), targets.view(-1))
+
+
+torch.manual_seed(1)
+job = Job(title="letters", model=Letters(), data=text, context=context, batch=8, lr=2e-3)
+"""
 # time for challenges, and for an audit, five halvings and a replay on a busy machine
 TERMS = [
     "--bid-seconds", "20", "--work-seconds", "60", "--phase-seconds", "30", "--audit-seconds", "60",
@@ -49,9 +75,11 @@ def court(tmp_path: Path):  # type: ignore[no-untyped-def]
     stop_all(network.members)
 
 
-def test_a_lying_auditor_loses_its_bond_and_an_honest_odd_worker_passes(court: Court) -> None:
+def test_a_lying_auditor_loses_its_bond_and_an_honest_odd_worker_passes(court: Court, tmp_path: Path) -> None:
+    file = tmp_path / "letters.py"
+    file.write_text(JOB, encoding="utf-8")
     posted = court.ann.run(
-        "post", str(EXAMPLE), "--rounds", "1", "--max-price", "5", "--units", "3", "--min-workers", "3", *TERMS
+        "post", str(file), "--rounds", "1", "--max-price", "5", "--units", "3", "--min-workers", "3", *TERMS
     )
     job = posted["job"]
     with court.store(court.ann) as store:
