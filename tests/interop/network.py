@@ -13,6 +13,7 @@ from gdf_market.units import CREDIT, MINUTE_MS, SECOND_MS
 from tests.interop.driver import JsClient
 
 EPOCH_BLOCKS = 12
+PATIENCE_S = 300  # on a busy machine three nodes may take minutes to start
 TITLE = "An order of the owner"
 PROGRAM = b"a program that nobody runs" * 100_000  # three chunks
 
@@ -62,7 +63,7 @@ class Network:
         timing = ["--block-ms", "200", "--heartbeat-ms", "1000", "--epoch-blocks", str(EPOCH_BLOCKS)]
         self.ann.account = self.ann.run("init", "--new-network", "interop", *timing)["account"]
         self.ann.start("node", "run")
-        wait_until("ann answers", lambda: self.ann.status() is not None, timeout_s=120, members=[self.ann])
+        wait_until("ann answers", lambda: self.ann.status() is not None, timeout_s=PATIENCE_S, members=[self.ann])
         self.invite = self.ann.run("node", "invite")["invite"]
         for member in (self.ben, self.cleo):
             member.account = member.run("init", "--join", self.invite)["account"]
@@ -80,7 +81,7 @@ class Network:
         self.clients.append(found)
         return found
 
-    def wait(self, what: str, condition: Any, timeout_s: float = 60) -> None:
+    def wait(self, what: str, condition: Any, timeout_s: float = PATIENCE_S) -> None:
         wait_until(what, condition, timeout_s=timeout_s, members=self.members)
 
     def call(self, member: Member, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -97,7 +98,7 @@ class Network:
         fields = {"to": account, "amount": 500 * CREDIT, "memo": ""}
         self.call(self.ann, "POST", "/submit", {"kind": "transfer", "fields": fields})
         height = self.height(self.ann)
-        self.wait("all nodes caught up", lambda: min(map(self.height, self.members)) >= height, timeout_s=120)
+        self.wait("all nodes caught up", lambda: min(map(self.height, self.members)) >= height)
 
     def publish(self) -> str:
         """Let cleo announce its order, as the first half of `gdf-market post` does; return its id."""

@@ -101,7 +101,7 @@ def test_a_blob_arrives_from_the_bulk_host_that_its_owner_vouches_for(network: N
 
 def test_blocks_chain_from_the_genesis_and_are_certified(network: Network, client: JsClient, job_height: int) -> None:
     wanted = max(2 * EPOCH_BLOCKS + 1, job_height)
-    network.wait("two epochs ended", lambda: network.height(network.ann) >= wanted, timeout_s=120)
+    network.wait("two epochs ended", lambda: network.height(network.ann) >= wanted)
     height = network.height(network.ann)
     verified = client.ask("sync", height=height)
     assert verified["height"] >= height

@@ -5,7 +5,7 @@ import { ensure, WireError } from './canonical.mjs'
 import { Mailbox } from './mailbox.mjs'
 import { openOrder, seal } from './orders.mjs'
 
-const SECONDS = 20
+const SECONDS = 60 // patience on a busy machine
 const ORDER_MS = 600_000 // how long an own order is open
 
 /** The id of a message: the sender's peer id and the sequence number.  js-libp2p's own has the sender's key in its place. */

@@ -19,7 +19,7 @@ export class Mailbox {
   }
 
   /** Return the first item that ``wants`` accepts, at once or within some seconds; rejects when none comes. */
-  async take (wants = () => true, seconds = 20) {
+  async take (wants = () => true, seconds = 60) {
     const index = this.items.findIndex(wants)
     if (index >= 0) return this.items.splice(index, 1)[0]
     return new Promise((resolve, reject) => {

@@ -19,7 +19,7 @@ import { parseInvite } from './invite.mjs'
 import { Links } from './link.mjs'
 import { Mailbox } from './mailbox.mjs'
 
-const SECONDS = 20
+const SECONDS = 60 // patience on a busy machine
 
 async function makeHost (key) {
   return createLibp2p({
