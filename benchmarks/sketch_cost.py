@@ -74,7 +74,8 @@ def opening(steps: int) -> Opening:
 def sizes(steps: int) -> dict[str, int]:
     """Return the bytes of each kind of entry of a dispute."""
     key = Identity(b"\1" * 32)
-    head: dict[str, Any] = {"author": key.account, "nonce": 2**40, "expires_ms": 2**41, "job": JOB, "round": 7, "slot": 3}
+    head: dict[str, Any] = {"author": key.account, "nonce": 2**40, "expires_ms": 2**41, "job": JOB}
+    head |= {"round": 7, "slot": 3}
     one = opening(steps)
     distances: dict[str, Any] = {"excess_ppb": 10**5, "salt": HASH}
     bodies: dict[str, EntryBody] = {

@@ -43,7 +43,7 @@ DIMS = (8, 16, 32, 64, 128)
 # (threads, rows of the eight of a batch at a time; 0 is all of them)
 HERE = tuple((threads, rows) for threads in (1, 2) for rows in (0, 1, 2, 4))
 ELSEWHERE = ((1, 0), (2, 1), (1, 4))
-FEW = ((1, 0), (2, 1))  # of long units
+FEW = {HERE: ((1, 0), (2, 1)), ELSEWHERE: ((1, 0),)}  # of long units
 LONG = 20  # steps
 SHARE_OF_LABELS = 0.01
 RATE = 1.1
@@ -157,9 +157,9 @@ class Honest:
     state_ppb: tuple[int, ...]  # distance of its states from the reference's, per step
 
 
-def honest_runs(scene: Scene, own: Walk, name: str, cases: Sequence[tuple[int, int]]) -> Iterator[Honest]:
+def honest_runs(scene: Scene, own: Walk, name: str, cases: tuple[tuple[int, int], ...]) -> Iterator[Honest]:
     """Yield a rerun for each number of threads and part of a batch."""
-    for threads, rows in cases if len(scene.batches) <= LONG else FEW:
+    for threads, rows in cases if len(scene.batches) <= LONG else FEW[cases]:
         found = walk(scene, scene.batches, threads=threads, rows=rows)
         pairs = zip(own.states, found.states, strict=True)
         apart = tuple(state_distance_ppb(scene.parameters, mine, other) for mine, other in pairs)
