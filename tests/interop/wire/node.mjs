@@ -28,7 +28,12 @@ async function makeHost (key) {
     transports: [tcp()],
     connectionEncrypters: [noise()],
     streamMuxers: [yamux()],
-    services: { identify: identify(), ping: ping(), pubsub: gossipsub({ msgIdFn: messageId }) }
+    connectionMonitor: { enabled: false }, // it hangs up when one ping is late; who hangs up here is the node
+    services: {
+      identify: identify(),
+      ping: ping({ maxOutboundStreams: 8, timeout: SECONDS * 1_000 }),
+      pubsub: gossipsub({ msgIdFn: messageId })
+    }
   })
 }
 
