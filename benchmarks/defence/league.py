@@ -21,6 +21,7 @@ from benchmarks.defence.world import BATCH, STEPS, Work, World
 from gdf_market.train.codec import GRID_BITS, Codec
 from gdf_market.units import PPM
 
+LIMIT_S = 0.5  # CPU time that a rule has for a round; usual are some milliseconds
 ROOT_SAMPLES = 100  # clean ones that FLTrust's server has
 _OWN: dict[str, Callable[[Floats], Floats]] = {
     "mean": baselines.mean,
@@ -97,9 +98,10 @@ class _League:
             elif rule in _OWN:
                 aggregates[i] = _OWN[rule](stacks[i])
         if asked:
-            answer = self._peers.aggregate([self._rules[i] for i in asked], stacks[asked], self._bad)
-            aggregates[asked] = answer.aggregates
-            for i, error in zip(asked, answer.errors, strict=True):
+            names = [self._rules[i] for i in asked]
+            answer = self._peers.aggregate(names, stacks[asked], self._bad, limit_s=LIMIT_S)
+            for i, aggregate, error in zip(asked, answer.aggregates, answer.errors, strict=True):
+                aggregates[i] = 0.0 if error else aggregate  # a rule that fails has a round without a step
                 self._errors[i] += [error] if error else []
         mu = np.float32(self._world.recipe.outer_momentum_ppm / PPM)
         self._momentum = mu * self._momentum + aggregates

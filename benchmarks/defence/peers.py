@@ -103,10 +103,15 @@ class Peers:
         self._in.close()
         self._process.wait()
 
-    def aggregate(self, rules: Sequence[str], stacks: Floats, f: int, repeat: int = 1) -> Answer:
-        """Return what each rule makes of its own ``stacks`` f32[rules, w, n] (or of one for all)."""
+    def aggregate(
+        self, rules: Sequence[str], stacks: Floats, f: int, *, repeat: int = 1, limit_s: float = 0.0
+    ) -> Answer:
+        """Return what each rule makes of its own ``stacks`` f32[rules, w, n] (or of one for all).
+
+        ``limit_s``: CPU time after which a rule is stopped, which is an error (POSIX only; 0: none).
+        """
         assert stacks.dtype == np.float32
-        request = {"rules": list(rules), "f": f, "repeat": repeat, "shape": stacks.shape}
+        request = {"rules": list(rules), "f": f, "repeat": repeat, "limit_s": limit_s, "shape": stacks.shape}
         self._in.write(json.dumps(request).encode() + b"\n" + np.ascontiguousarray(stacks).tobytes())
         self._in.flush()
         head = json.loads(self._line())

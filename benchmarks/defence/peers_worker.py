@@ -1,13 +1,14 @@
 """Runs in the peers' own environment, and imports nothing of ours: aggregates arrays that come through a pipe.
 
-A request is a line of JSON, {"rules": [...], "f": bad ones, "repeat": times, "shape": [rules or 1 for all, w, n]},
-then the float32 of that array.  The reply is a line of JSON, {"seconds": [[CPU s of each repetition], ...], "errors":
-[...], "shape": [rules, n]}, then the float32 of the aggregates.
+A request is a line of JSON, {"rules": [...], "f": bad ones, "repeat": times, "limit_s": CPU time that a rule may take
+or 0, "shape": [rules or 1 for all, w, n]}, then the float32 of that array.  The reply is a line of JSON, {"seconds":
+[[CPU s of each repetition], ...], "errors": [...], "shape": [rules, n]}, then the float32 of the aggregates.
 """
 
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import time
 import unittest.mock
@@ -119,6 +120,7 @@ def main() -> None:
     source, sink = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # whatever a peer prints must not get into the replies
     known = rules()
+    _flush_denormals()
     sink.write(json.dumps(sorted(known)).encode() + b"\n")
     sink.flush()
     while line := source.readline():
@@ -126,13 +128,40 @@ def main() -> None:
         shape = request["shape"]
         stacks = np.frombuffer(source.read(4 * int(np.prod(shape))), np.float32).reshape(shape)
         answers = [
-            _answer(known[name], stacks[i if len(stacks) > 1 else 0], request["f"], request["repeat"])
+            _limited(
+                request["limit_s"], known[name], stacks[i if len(stacks) > 1 else 0], request["f"], request["repeat"]
+            )
             for i, name in enumerate(request["rules"])
         ]
         found = np.stack([each[0] for each in answers])
         head = {"seconds": [e[1] for e in answers], "errors": [e[2] for e in answers], "shape": found.shape}
         sink.write(json.dumps(head).encode() + b"\n" + found.tobytes())
         sink.flush()
+
+
+def _flush_denormals() -> None:
+    """Treat numbers below float32's normal range as 0, which spares models that were driven away much time."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_flush_denormal(True)
+
+
+def _limited(limit_s: float, rule: Rule, rows: Rows, f: int, repeat: int) -> tuple[Any, list[float], str]:
+    """Return the answer, ending a rule that takes too long (CAF, for one, can all but loop for ever), on POSIX."""
+    if not limit_s or not hasattr(signal, "setitimer"):
+        return _answer(rule, rows, f, repeat)
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"no result after {limit_s:g} s of CPU time")
+
+    signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit_s)
+    try:
+        return _answer(rule, rows, f, repeat)
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
 
 
 def _answer(rule: Rule, rows: Rows, f: int, repeat: int) -> tuple[Any, list[float], str]:

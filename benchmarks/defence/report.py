@@ -277,8 +277,11 @@ def _defences(runs: _Runs, missing: Mapping[str, str]) -> str:
     same = "; ".join(f"{name} = {other}" for name, other in league.REPEATED.items())
     lines += ["", f"The same numbers, so not run twice: {same}."]
     lines += [f"\n{name} could not be installed: {reason}" for name, reason in missing.items()]
-    failed = sorted({(s["rule"], s["error"]) for rule in league.RULES for s in runs.scores(rule) if s["error"]})
-    lines += [f"\n{rule} failed in some rounds, first with: {error}" for rule, error in failed]
+    for rule in league.RULES:
+        failed = [score for score in runs.scores(rule) if score["errors"]]
+        if failed:
+            rounds = sum(score["errors"] for score in failed)
+            lines.append(f"\n{rule} gave no result in {rounds} rounds of {len(failed)} runs ({failed[0]['error']}).")
     return "\n".join(lines)
 
 

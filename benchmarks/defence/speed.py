@@ -42,7 +42,7 @@ def measure(peers: Peers, repeat: int, values: int = VALUES) -> dict[str, Any]:
     for rule in (*_SAME_RULE, *_OTHERS):
         if rule not in peers.rules:
             continue
-        answer = peers.aggregate([rule], rows[None], tolerated(COUNT), repeat)
+        answer = peers.aggregate([rule], rows[None], tolerated(COUNT), repeat=repeat)
         entry: dict[str, Any] = {"seconds": min(answer.seconds[0], default=0.0), "error": answer.errors[0]}
         if rule in _SAME_RULE:
             entry["difference"] = float(np.linalg.norm(answer.aggregates[0] - ours) / np.linalg.norm(ours))

@@ -127,6 +127,7 @@ def terms_of(name: str) -> market.Terms:
 def run(task: Task, places: Places) -> dict[str, Any]:
     """Return the line of a task."""
     torch.set_num_threads(1)
+    torch.set_flush_denormal(False)
     began, before = time.perf_counter(), _cpu()
     with peers.Peers(peers.prepare(places.peers)) if task.kind in ("league", "speed") else _nobody() as helpers:
         if task.kind == "speed":
@@ -140,6 +141,7 @@ def run(task: Task, places: Places) -> dict[str, Any]:
             story = market.play(world, BY_NAME[task.attack], bad, terms_of(task.terms), ROUNDS)
             found = dataclasses.asdict(story)
         else:
+            torch.set_flush_denormal(True)  # models that an attack drives away compute with nothing else, very slowly
             world, bad = _world(task, places), task.bad * market.WORKERS // 100
             rules = [rule for rule in league.RULES if rule not in league.PEERS or rule in helpers.rules]
             scores = league.compete(world, BY_NAME[task.attack], bad, ROUNDS, helpers, rules)

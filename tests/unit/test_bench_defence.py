@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
 from typing import Any
 
 import numpy as np
@@ -278,6 +279,18 @@ def test_a_peer_that_fails_is_a_result_and_not_the_end(honest: Floats) -> None:
     aggregate, seconds, error = peers_worker._answer(broken, honest, 3, 2)
     assert np.isnan(aggregate).all()
     assert (aggregate.shape, seconds, error) == ((VALUES,), [], f"ValueError: 3 of {HONEST}")
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="there are no such timers on this system")
+def test_a_peer_that_does_not_end_is_stopped(honest: Floats) -> None:
+    def endless(rows: Floats, f: int) -> Floats:
+        while True:
+            rows.sum()
+
+    aggregate, _, error = peers_worker._limited(0.05, endless, honest, 3, 1)
+    assert np.isnan(aggregate).all()
+    assert error == "TimeoutError: no result after 0.05 s of CPU time"
+    assert peers_worker._limited(5.0, lambda rows, f: baselines.mean(rows), honest, 3, 1)[2] == ""
 
 
 def test_tuned_peers_never_see_values_that_are_not_finite(honest: Floats) -> None:
