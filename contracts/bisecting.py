@@ -25,7 +25,7 @@ from contracts.bisection import (
     is_found,
     is_phase_complete,
 )
-from contracts.draws import CONVICTED, compute_draw, get_auditor_draw
+from contracts.draws import CONVICTED, compute_draw, get_arbiter_draw
 from contracts.evidence import check_openings
 from contracts.parameters import ARBITERS, thresholds
 from contracts.records import Arbiter, Audit, Bisection, Dispute, Job, Side, Unit
@@ -208,7 +208,7 @@ def _process_phase(draft: Draft, unit: Unit, bisection: Bisection, phase: str) -
 
 def _process_arbiters_drawn(draft: Draft, unit: Unit, bisection: Bisection) -> End | None:
     beacon = draft.context.beacon
-    drawn = get_auditor_draw(draft, unit, beacon, "gdf/arbiters", 0)[:ARBITERS]
+    drawn = get_arbiter_draw(draft, unit, beacon)[:ARBITERS]
     if not drawn:
         return End(COMMITTEE, "there is no arbiter")
     seed = compute_draw("gdf/arbiters-seed", beacon, unit.job, unit.round, unit.slot).hex()

@@ -72,6 +72,23 @@ def get_auditor_draw(view: View, unit: Unit, beacon: str, tag: str, attempt: int
     return compute_draw_order(able, tag, beacon, unit.job, unit.round, unit.slot, attempt)
 
 
+def get_arbiter_draw(view: View, unit: Unit, beacon: str) -> list[str]:
+    """Return who can replay a step of a unit in dispute, in the order of the draw.
+
+    Left out: whoever accused it, rightly or not, and convicts of this job.  Others that audited it stay in, or a small
+    network had nobody left; and no bond is locked.
+    """
+    round_ = present(view.round(unit.job, unit.round))
+    audits = (present(view.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
+    accusers = {audit.auditor for audit in audits if audit.verdict in ("grey", "fail")}
+    able = [
+        account
+        for account in get_eligible_auditors(view, round_, unit.worker)
+        if account not in accusers and not is_convicted(view, unit.job, account)
+    ]
+    return compute_draw_order(able, "gdf/arbiters", beacon, unit.job, unit.round, unit.slot)
+
+
 def compute_audit_chance_ppm(floor_ppm: int, consecutive: int, eligible: int) -> int:
     """Return one auditor's chance to audit a unit: max(floor, 1 / (1 + consecutive)) / eligible, rounded up."""
     if eligible == 0:

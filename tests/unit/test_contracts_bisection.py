@@ -498,6 +498,24 @@ def test_arbiters_may_sit_on_the_committee() -> None:
     world.play(lambda: dispute_of(world, job).status == "convicted")
 
 
+def test_who_audited_the_unit_may_replay_its_step_unless_it_accused() -> None:
+    world = make_world(validators=("val", "val2"))
+    job = start(world, "w1", "w2", rounds=1, hold_ms=900_000)
+    cast_all(world, skips=QUIET | {"audit_targeted"})
+    play_to(world, job, "settled")
+    named = name_of(world.round(job, 0).targets[0].auditor)
+    liar = Actor(named, audit_flavour="other", skips=QUIET)
+    others = [name for name in ("w2", "val", "val2") if name != named]
+    for name in others:  # honest auditors, who pass the unit before it is accused
+        world.block(*challenge(world, name, job))
+        world.play(lambda name=name: world.audit(job, 0, 0, name).verdict == "pass")  # type: ignore[misc]
+    world.cast(liar)
+    world.play(lambda: dispute_or_none(world, job) is not None)
+    play_to_phase(world, job, "replaying")
+    assert set(arbiters_of(world, job)) == set(others)
+    assert play_out(world, job).status == "refuted"
+
+
 def test_a_lone_lying_arbiter_decides_nothing() -> None:
     for flavour, accused, decision in (("cheat", "", "convicted"), ("", "other", "refuted")):
         world = make_world(validators=VALIDATORS)

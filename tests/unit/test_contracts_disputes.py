@@ -476,7 +476,7 @@ def with_second_audit(flavour: str, second_excess: int) -> tuple[World, str, str
         world = make_world(validators=VALIDATORS)
         for _ in range(salt):
             world.block()
-        job = start(world, "w1", "w2", rounds=1, hold_ms=500_000)
+        job = start(world, "w1", "w2", rounds=1, hold_ms=500_000, audit_ms=60_000)
         quiet = frozenset({"audit_lottery", "audit_committee", "audit_targeted"})
         cast_all(world, skips=quiet)
         # arbiters that see different things bring the committee at once
