@@ -2,17 +2,19 @@
 
 Four parts: merit against exact Shapley values by retraining; what free-riders and copies earn; one machine under
 several names; what cheating is worth by Monte Carlo over the real rules.  All of it takes about half an hour on one
-core, ``--fast`` a few minutes; ``--parts`` chooses.
+core, ``--fast`` a few minutes; ``--parts`` chooses, in any order.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import platform
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,18 +27,32 @@ PARTS = ("merit", "riders", "names", "cheating")
 Say = Callable[[str], None]
 
 
-def merit(fast: bool, digits: Path | None, say: Say) -> list[str]:
+@dataclass(frozen=True)
+class Size:
+    """How much of each part is measured."""
+
+    merit_seeds: int = 8
+    rider_seeds: int = 3
+    names_jobs: int = 10
+    floors: tuple[int, ...] = cheating.FLOORS_PPM
+    jobs: int = 12
+
+
+FAST = Size(merit_seeds=2, rider_seeds=1, names_jobs=2, floors=cheating.FLOORS_PPM[::2], jobs=3)
+
+
+def merit(size: Size, digits: Path | None, say: Say) -> list[str]:
     """Compare merit with exact Shapley values."""
     federate = _federations(digits, tuple(WORKERS.values()))
-    return report.merit_lines(merits.measure(range(2 if fast else 20), federate, say))
+    return report.merit_lines(merits.measure(range(size.merit_seeds), federate, say))
 
 
-def free_riders(fast: bool, digits: Path | None, say: Say) -> list[str]:
+def free_riders(size: Size, digits: Path | None, say: Say) -> list[str]:
     """Measure what riders earn."""
     federate = functools.cache(_federations(digits, (clean,) * riders.UNITS))
     found = []
     for rider in riders.RIDERS:
-        found.append(riders.measure(rider, range(1 if fast else 5), federate))
+        found.append(riders.measure(rider, range(size.rider_seeds), federate))
         say(f"riders: {rider.name}")
     return report.rider_lines(found)
 
@@ -46,19 +62,16 @@ def _federations(digits: Path | None, workers: Sequence[Spoil]) -> Callable[[int
     return lambda seed: federation(train, test, workers, seed)
 
 
-def names(fast: bool, digits: Path | None, say: Say) -> list[str]:
+def names(size: Size, digits: Path | None, say: Say) -> list[str]:
     """Divide a machine over names."""
     with hashed_lottery():
-        found = [
-            identities.play(count, Terms(), seed) for seed in range(2 if fast else 10) for count in identities.NAMES
-        ]
+        found = [identities.play(count, Terms(), seed) for seed in range(size.names_jobs) for count in identities.NAMES]
     return report.identity_lines(found)
 
 
-def monte_carlo(fast: bool, digits: Path | None, say: Say) -> list[str]:
+def monte_carlo(size: Size, digits: Path | None, say: Say) -> list[str]:
     """Let cheats play."""
-    floors = cheating.FLOORS_PPM[::2] if fast else cheating.FLOORS_PPM
-    jobs = 3 if fast else 12
+    floors, jobs = size.floors, size.jobs
     grid: dict[tuple[cheating.Strategy, int], cheating.Tally] = {}
     with hashed_lottery():
         for strategy in cheating.STRATEGIES:
@@ -77,26 +90,32 @@ def main() -> None:
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--write", action="store_true", help=f"also write {report.RESULTS.name}")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--seeds", type=int, default=0, help="of merit and riders, instead of the usual number")
     parser.add_argument("--digits", type=Path, help="digits.csv.gz of scikit-learn, where that is not installed")
     arguments = parser.parse_args()
     started = time.perf_counter()
+    size = FAST if arguments.fast else Size()
+    if arguments.seeds:
+        size = dataclasses.replace(size, merit_seeds=arguments.seeds, rider_seeds=arguments.seeds)
 
     def say(text: str) -> None:
         print(f"{time.perf_counter() - started:6.0f} s  {text}", file=sys.stderr, flush=True)
 
     measures = dict(zip(PARTS, (merit, free_riders, names, monte_carlo), strict=True))
-    lines: list[str] = []
+    sections: dict[str, list[str]] = {}
+    text = ""
     for part in arguments.parts:
-        lines += ["", *measures[part](arguments.fast, arguments.digits, say)]
-    command = f"python -m benchmarks.fairness{' --fast' if arguments.fast else ''}"
-    head = (
-        f"`{command}`, torch {torch.__version__}, {platform.system()} {platform.machine()}, "
-        f"{time.perf_counter() - started:.0f} s in all."
-    )
-    text = "\n".join(["# Is pay fair, and does cheating lose?", "", head, *lines]) + "\n"
+        sections[part] = measures[part](size, arguments.digits, say)
+        command = f"python -m benchmarks.fairness{' --fast' if arguments.fast else ''}"
+        head = (
+            f"`{command}`, torch {torch.__version__}, {platform.system()} {platform.machine()}, "
+            f"{time.perf_counter() - started:.0f} s in all."
+        )
+        lines = [line for name in PARTS for line in ("", *sections.get(name, ()))]
+        text = "\n".join(["# Is pay fair, and does cheating lose?", "", head, *lines]) + "\n"
+        if arguments.write:  # what is measured is kept, whatever becomes of the next part
+            report.RESULTS.write_text(text, encoding="utf-8")
     print(text)
-    if arguments.write:
-        report.RESULTS.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

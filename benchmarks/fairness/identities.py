@@ -38,7 +38,8 @@ class Reward:
     base: float
     merit: float
     audits: float  # fees, for work of its own
-    audited: int  # audits that its names did
+    audited: int  # audits that its names did of others' units
+    siblings: int  # audits that its names did of each other's units, for which they need no work
 
     @property
     def total(self) -> float:
@@ -107,5 +108,6 @@ def play(count: int, terms: Terms, seed: int) -> Reward:
         base=paid["paid"] / CREDIT,
         merit=paid["merit"] / CREDIT,
         audits=paid["audit"] / CREDIT,
-        audited=sum(auditor in mine for unit in units for auditor in unit.auditors),
+        audited=sum(auditor in mine for unit in units if unit.worker not in mine for auditor in unit.auditors),
+        siblings=sum(auditor in mine for unit in units if unit.worker in mine for auditor in unit.auditors),
     )

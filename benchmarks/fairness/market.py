@@ -18,11 +18,13 @@ from contracts.block import BlockContext, apply_block, next_wake_ms, select_entr
 from contracts.records import Reputation, Round
 from contracts.state import State, reputation_key
 from contracts.views import Action
-from gdf_market import vrf
+from gdf_market import merkle, vrf
+from gdf_market.errors import RuleError
 from gdf_market.messages import Bid, Body, Entry
 from gdf_market.messages import Commit as CommitBody
 from gdf_market.messages import Result as ResultBody
 from gdf_market.units import CREDIT
+from tests import contracts_world
 from tests.contracts_world import Actor, World, key_of, outcome_of
 
 PRICE = CREDIT
@@ -146,14 +148,17 @@ class Market(World):
         waiting = [entry for entry in due if not isinstance(entry.body, CommitBody)]
         dt = LATE_MS if due and not waiting else 1_000
         due = waiting or due
-        context = BlockContext(self.height + 1, self.time_ms + dt, self.context().beacon, "")
-        selected, _ = select_entries(self.state, due, context)
-        if selected:
-            self.advance(*selected, dt=dt)
+        if not due:
+            wake = next_wake_ms(self.state)
+            assert wake is not None
+            self.advance(dt=max(1, wake - self.time_ms))
             return
-        wake = next_wake_ms(self.state)
-        assert wake is not None
-        self.advance(dt=max(1, wake - self.time_ms))
+        try:
+            self.advance(*due, dt=dt)
+        except RuleError:  # a deadline that passes with this very block may refuse some
+            context = BlockContext(self.height + 1, self.time_ms + dt, self.context().beacon, "")
+            selected, _ = select_entries(self.state, due, context)
+            self.advance(*selected, dt=dt)
 
 
 @contextlib.contextmanager
@@ -170,5 +175,19 @@ def hashed_lottery() -> Iterator[None]:
     def verify(public_key: bytes, alpha: bytes, proof: bytes) -> bytes:
         return output(proof)
 
-    with patch.multiple(vrf, prove=prove, output=output, verify=verify):
+    known: dict[tuple[tuple[int, ...], ...], merkle.Tree] = {}
+
+    def tree_of(sketches: list[tuple[int, ...]]) -> merkle.Tree:
+        key = tuple(sketches)
+        if key not in known:
+            known[key] = original(sketches)
+        return known[key]
+
+    original = contracts_world.tree_of
+    with (
+        patch.multiple(vrf, prove=prove, output=output, verify=verify),
+        patch.object(contracts_world, "tree_of", tree_of),  # asked for several times by each who speaks of a unit
+    ):
+        contracts_world._ticket.cache_clear()
         yield
+    contracts_world._ticket.cache_clear()

@@ -111,16 +111,27 @@ def identity_lines(found: Sequence[Reward]) -> list[str]:
                 f"{sum(each.merit for each in mine):,.2f}",
                 f"**{total / first:.4f}**",
                 f"{sum(each.audited for each in mine)}",
+                f"{sum(each.siblings for each in mine)}",
                 f"{sum(each.audits for each in mine):.2f}",
             ]
         )
-    head = ["names", "units", "base pay", "merit", "reward against one name", "audits done", "their fees"]
+    head = [
+        "names",
+        "units",
+        "base pay",
+        "merit",
+        "reward against one name",
+        "audits of others",
+        "of each other",
+        "fees",
+    ]
     return [
         "## One machine under several names",
         "",
         "A machine does four of eight units in every round, under one name or divided over several, by the real "
-        "auction, rounds, merit and settlement; credits over all jobs. Fees of audits are pay for re-executing "
-        "others' units: each name has tickets of its own, so more names do more audits.",
+        "auction, rounds, merit and settlement; credits over all jobs. Fees of audits are apart: each name has tickets "
+        "of its own, so more names do more audits, and those of each other's units take no work. Nobody has a record "
+        "at first, so the first units are audited often.",
         "",
         *table(head, rows),
     ]
@@ -150,6 +161,11 @@ def cheating_lines(grid: Grid, strategies: Sequence[Strategy], floors: Sequence[
         "the cheat, and it gets an honest merit; being thrown out and losing its record cost it nothing.",
         "",
         *table(["strategy", *(f"audits: {each}" for each in shown), "break-even", "lost when caught"], rows),
+        "",
+        "What is gained is the work left out; what is lost, when an audit finds it, is bond, pay and merit, and the "
+        "pay of a unit under way. Some audit happens with 1 - (1 - p / n)^n for a floor p and n auditors, less "
+        "than p, and allies do not count. So a unit that costs its whole price is worth leaving out below the "
+        "break-even, by lottery alone; the owner's terms (bond and floor) decide where that is.",
         "",
         "The same where each round's most suspicious unit, which is always audited, is a random one (similarity that "
         "knows nothing):",
