@@ -368,7 +368,8 @@ def _variants(runs: _Runs) -> str:
 
 _VARIANT_WORDS = (
     "Cheats convicted, mean round / backdoor success or honest workers convicted where that is the attack / honest "
-    "accusers that lost their bond / extra compute.  *Alert*, *outliers* and committees of other sizes than "
+    "accusers that lost their bond / extra compute (with arbiters that run one step).  "
+    "*Alert*, *outliers* and committees of other sizes than "
     f"{COMMITTEE_SIZE} are no rules of the market; they show what would change.  Alert: in the k-th round after a "
     "conviction no unit's audit chance is below 1 / k.  Outliers: units whose cosine with the sum of the others is "
     "below half the median of those are targets, too (at most four a round, as now)."
@@ -379,7 +380,7 @@ def _variant_cell(runs: _Runs, attack: str, terms: str) -> str:
     stories = runs.stories(attack=attack, bad=40, uneven=False, terms=terms)
     if not stories:
         return "-"
-    extra = f"{100 * extra_compute(stories):.1f}%"
+    extra = f"{100 * extra_compute(stories):.0f}% ({100 * extra_compute(stories, member=1 / STEPS):.0f}%)"
     punished = sum(s.honest_accusers_punished for s in stories)
     if attack == "lying auditor":
         return f"{statistics.fmean(s.honest_convicted for s in stories):.1f} honest convicted a job / {extra}"
