@@ -82,8 +82,9 @@ class Bench:
         return Claim(kind, index, machine, out, sketches)
 
     async def audit(self, machine: int, claims: Sequence[Claim], runner: RunnerProcess) -> list[Measured]:
-        """Let a machine audit units."""
-        return [await self._audit(machine, claim, runner) for claim in claims]
+        """Let a machine audit units, one kind after another: a runner keeps the last program."""
+        order = sorted(claims, key=lambda claim: self.kinds.index(claim.kind))
+        return [await self._audit(machine, claim, runner) for claim in order]
 
     async def _audit(self, machine: int, claim: Claim, runner: RunnerProcess) -> Measured:
         fields = self._fields(claim.kind, machine, claim.worker, claim.round)
