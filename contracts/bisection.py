@@ -101,7 +101,7 @@ def _halve(side: Side, agree: bool) -> Side:
 def compute_finding(bisection: Bisection, steps: int, shown: Arbiter, limits: Thresholds) -> str:
     """Return whose claim an arbiter's numbers support, in a unit of ``steps`` steps."""
     # the states may differ only by what is small beside one step: the steps before it are at least as many
-    if shown.state_distance_ppb * (bisection.low + 1) > limits.step_accept:
+    if shown.state_distance_ppb * (bisection.low + 1) > limits.state_accept:
         return NOBODY
     if bisection.high == steps:
         if shown.excess_ppb > limits.excess_fail:
