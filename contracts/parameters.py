@@ -46,8 +46,8 @@ class Thresholds:
 
     ``step``: of one replayed step, relative to the size of that step; what lies between is not decided by a replay, but
     by the committee.  ``state_accept``: of two states of a unit, times the steps done; far below ``step_fail``, or a
-    worker could refute an honest accuser by a state that is a little off.  ``evidence``: the file of measurements; "" for a class that nobody has
-    measured, whose machines calibrate themselves first.
+    worker could refute an honest accuser by a state that is a little off.  ``evidence``: the file of measurements; ""
+    for a class that nobody has measured, whose machines calibrate themselves first.
     """
 
     excess_accept: int
@@ -62,8 +62,8 @@ class Thresholds:
 
 _VERDICTS = "benchmarks/results/verdicts.md"
 # Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).  Sketches
-# (benchmarks/results/sketches.md): honest ones below 1.7e-5, those of a unit with one altered step above 4.1e-4 (H = 100);
-# single steps 2.8e-5 and 9.7e-3; states times steps below 8.2e-4.
+# (benchmarks/results/sketches.md): honest ones stay below 1.7e-5, one altered step of 100 is above 4.1e-4; single steps
+# 2.8e-5 and 9.7e-3; states times steps below 8.2e-4.
 _FP32 = Thresholds(
     excess_accept=100_000,
     excess_fail=1_000_000,
