@@ -13,7 +13,7 @@ from benchmarks.fairness.cheating import STRATEGIES, Tally, break_even_ppm, meas
 from benchmarks.fairness.digits import load_digits
 from benchmarks.fairness.identities import NAMES, UNITS
 from benchmarks.fairness.identities import play as divide
-from benchmarks.fairness.market import Terms, hashed_lottery
+from benchmarks.fairness.market import BOND, PRICE, Terms, hashed_lottery
 from benchmarks.fairness.merits import Comparison
 from benchmarks.fairness.riders import RIDERS, Earned
 from benchmarks.fairness.shapley import bootstrap, coalitions, kendall, shapley, spearman
@@ -21,6 +21,7 @@ from gdf_market import vrf
 from verifier.outcome import OutcomeResult
 
 ALWAYS, MUTE = STRATEGIES[0], next(each for each in STRATEGIES if each.mute)
+LOST = BOND / PRICE + 1.2  # bond, price, and its share of a pot of 20%
 OFTEN = Terms(floor_ppm=1_000_000)  # each of seven auditors with a chance of a seventh: two of three units are audited
 
 
@@ -64,15 +65,15 @@ def test_a_cheat_that_is_audited_loses_bond_and_pay() -> None:
         found = measure(dataclasses.replace(ALWAYS, rounds=1), OFTEN, 1)
     share = sum(found.punished) / len(found.punished)
     assert share > 0.4  # of thirty
-    assert found.mean_loss == pytest.approx(9 + 1.2)  # bond, price, and its share of a pot of 20%
-    assert found.per_unit(1.0) == pytest.approx(1 - share * (1.2 + 9))
+    assert found.mean_loss == pytest.approx(LOST)
+    assert found.per_unit(1.0) == pytest.approx(1 - share * LOST)
 
 
 def test_silence_costs_one_bond_and_the_pay() -> None:
     with hashed_lottery():
         found = measure(dataclasses.replace(MUTE, rounds=1), OFTEN, 1)
     assert any(found.punished)
-    assert found.mean_loss == pytest.approx(9 + 1.2)
+    assert found.mean_loss == pytest.approx(LOST)
 
 
 def test_who_is_never_audited_gains_what_it_saves() -> None:
@@ -85,7 +86,7 @@ def test_who_is_never_audited_gains_what_it_saves() -> None:
 def test_the_real_vrf_and_signatures_convict_too() -> None:
     found = play(ALWAYS, dataclasses.replace(OFTEN, rounds=1), 0, signed=True)
     assert any(found.punished)
-    assert found.mean_loss == pytest.approx(10.2)
+    assert found.mean_loss == pytest.approx(LOST)
 
 
 def test_the_break_even_rate_follows_from_what_is_lost() -> None:
