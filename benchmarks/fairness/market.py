@@ -19,6 +19,7 @@ from contracts.records import Reputation, Round
 from contracts.state import State, reputation_key
 from contracts.views import Action
 from gdf_market import merkle, vrf
+from gdf_market.commands.terms import DEFAULT_BOND_PRICES
 from gdf_market.errors import RuleError
 from gdf_market.messages import Bid, Body, Entry
 from gdf_market.messages import Commit as CommitBody
@@ -28,7 +29,7 @@ from tests import contracts_world
 from tests.contracts_world import Actor, World, key_of, outcome_of
 
 PRICE = CREDIT
-BOND = 9 * PRICE
+BOND = DEFAULT_BOND_PRICES * PRICE
 WORK_MS = 120_000
 LATE_MS = 110_000  # into the work phase: when everybody commits, so that pay of the round before is released by then
 DEVICE_CLASS = "cpu-fp32"

@@ -73,7 +73,7 @@ PROBE_STEPS = 3
     show_default=True,
     help="Data shards; fewer means more hidden twins.",
 )
-@click.option("--bond", metavar="CREDITS", help="Bond per unit slot (default: 9 times the price).")
+@click.option("--bond", metavar="CREDITS", help="Bond per unit slot (default: 12 times the price).")
 @click.option(
     "--merit-percent",
     type=click.FloatRange(0, 100),

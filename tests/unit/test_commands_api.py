@@ -96,7 +96,7 @@ def test_the_job_file_gives_terms_and_the_command_line_wins() -> None:
     job = make_job(rounds=7, units=3, max_price="0.5")
     plain = terms_of(job, {"rounds": None, "units": None, "max_price": None, "bond": None})
     assert (plain.rounds, plain.units, plain.max_price) == (7, 3, CREDIT // 2)
-    assert (plain.bond, plain.audit_fee) == (9 * CREDIT // 2, CREDIT // 2)
+    assert (plain.bond, plain.audit_fee) == (12 * CREDIT // 2, CREDIT // 2)
     given = terms_of(job, {"rounds": 2, "max_price": "4", "bond": "0", "audit_fee": 1})
     assert (given.rounds, given.units, given.max_price, given.bond, given.audit_fee) == (2, 3, 4 * CREDIT, 0, CREDIT)
     usual = terms_of(make_job(rounds=None), {})
