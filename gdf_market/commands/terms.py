@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 DEFAULT_ROUNDS = 10
 DEFAULT_PRICE = 1  # credits per unit
-# a unit's bond, in prices of a unit: with the usual audit floor, leaving out a whole unit loses even if the lottery alone
-# finds it and the unit costs its whole price (benchmarks/results/fairness.md; at 9 it broke even)
+# A unit's bond, in prices of a unit.  With the usual audit floor, leaving out a whole unit loses even if the lottery
+# alone finds it and work costs its whole price (benchmarks/results/fairness.md; at 9 it broke even).
 DEFAULT_BOND_PRICES = 12
 
 
