@@ -480,7 +480,7 @@ CHANGES = {
 
 
 def run(machine: type[Market], endings: set[str]) -> None:
-    """Try the same markets on every run, and more of them until all endings were seen; raise EXAMPLES to look further."""
+    """Try the same markets on every run, more and more of them until all endings were seen."""
     SEEN.clear()
     missing = endings
     for turn in range(MOST_TURNS):
