@@ -27,7 +27,7 @@ from contracts.bisection import (
 )
 from contracts.draws import CONVICTED, compute_draw, get_arbiter_draw
 from contracts.evidence import check_openings
-from contracts.parameters import ARBITERS, thresholds
+from contracts.parameters import thresholds
 from contracts.records import Arbiter, Audit, Bisection, Dispute, Job, Side, Unit
 from contracts.state import Draft, dispute_key, present, require
 from gdf_market.errors import RuleError, ensure
@@ -208,7 +208,7 @@ def _process_phase(draft: Draft, unit: Unit, bisection: Bisection, phase: str) -
 
 def _process_arbiters_drawn(draft: Draft, unit: Unit, bisection: Bisection) -> End | None:
     beacon = draft.context.beacon
-    drawn = get_arbiter_draw(draft, unit, beacon)[:ARBITERS]
+    drawn = get_arbiter_draw(draft, unit, beacon)[: draft.network().arbiters]
     if not drawn:
         return End(COMMITTEE, "there is no arbiter")
     seed = compute_draw("gdf/arbiters-seed", beacon, unit.job, unit.round, unit.slot).hex()
@@ -253,7 +253,7 @@ def _process_ruling(draft: Draft, unit: Unit, bisection: Bisection) -> End:
 def _process_arbiters_paid(draft: Draft, unit: Unit, bisection: Bisection, agreeing: tuple[str, ...]) -> None:
     """Pay each agreeing arbiter its part of one audit's fee: together they replay less than one audit does."""
     job, price = _job_of(draft, unit), present(draft.round(unit.job, unit.round)).price
-    share = min(job.spec.audit_fee, price, job.audit_escrow) // ARBITERS
+    share = min(job.spec.audit_fee, price, job.audit_escrow) // len(bisection.arbiters)
     paid = tuple(
         msgspec.structs.replace(each, fee=share) if each.account in agreeing else each for each in bisection.arbiters
     )

@@ -16,7 +16,7 @@ from contracts.auction import process_bid_closed
 from contracts.bisecting import COMMITTEE, REFUTED, End, process_bisection, process_bisection_start
 from contracts.draws import CONVICTED, compute_opened_steps, get_auditor_draw
 from contracts.evidence import compute_distance_ppb, compute_sketch_distance_ppb
-from contracts.parameters import COMMITTEE_SIZE, MAX_REDRAWS, OPENED_STEPS, thresholds, verdict
+from contracts.parameters import MAX_REDRAWS, OPENED_STEPS, thresholds, verdict
 from contracts.records import Audit, Dispute, Unit
 from contracts.rounds import process_expulsion
 from contracts.settle import (
@@ -26,7 +26,7 @@ from contracts.settle import (
     process_unit_taken_back,
     set_reputation,
 )
-from contracts.state import Draft, View, audit_key_of, dispute_key, present
+from contracts.state import Draft, View, audit_key_of, dispute_key, job_key, present
 
 
 def is_undecided(dispute: Dispute | None) -> bool:
@@ -115,7 +115,7 @@ def get_accusers(view: View, unit: Unit) -> list[Audit]:
 
 def _draw_committee(draft: Draft, unit: Unit, attempt: int) -> None:
     unit = present(draft.unit(unit.job, unit.round, unit.slot))  # with the auditors of earlier committees
-    drawn = get_auditor_draw(draft, unit, draft.context.beacon, "gdf/committee", attempt)[:COMMITTEE_SIZE]
+    drawn = get_auditor_draw(draft, unit, draft.context.beacon, "gdf/committee", attempt)[: draft.network().committee]
     if not drawn or attempt > MAX_REDRAWS:
         _decide(draft, unit, "unresolved", "nobody is left to ask" if not drawn else f"undecided {attempt} times")
         return
@@ -272,6 +272,7 @@ def _process_conviction(draft: Draft, unit: Unit, accusers: list[str]) -> None:
                 _decide(draft, other, CONVICTED, reason)
             process_unit_taken_back(draft, other, CONVICTED, CONVICTED, reason)
     process_bid_closed(draft, job.id, worker, reason)
+    draft.update(job_key(job.id), alert_round=job.round + 1)
     record = draft.reputation(worker, job.spec.device_class)
     set_reputation(draft, worker, job.spec.device_class, consecutive=0, invalid=record.invalid + 1)
     process_expulsion(draft, job.id, worker, reason)

@@ -97,6 +97,14 @@ def compute_audit_chance_ppm(floor_ppm: int, consecutive: int, eligible: int) ->
     return -(-base // eligible)
 
 
+def compute_counted_record(consecutive: int, alert_round: int, round_index: int) -> int:
+    """Return the valid units in a row that count: after a conviction in the job, no more than rounds have passed.
+
+    Whoever is caught is seldom alone, and the others' records are as good.
+    """
+    return min(consecutive, max(0, round_index - alert_round)) if alert_round else consecutive
+
+
 def compute_opened_steps(beacon: str, unit: Unit, auditor: str, steps: int, count: int) -> tuple[int, ...]:
     """Return the steps to open, ascending: the last one and up to ``count - 1`` distinct others."""
     others = list(range(steps - 1))

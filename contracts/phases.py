@@ -14,6 +14,7 @@ from contracts.accounts import Where, emit, where_unit
 from contracts.auction import process_bid_closed
 from contracts.draws import (
     compute_audit_chance_ppm,
+    compute_counted_record,
     compute_draw_order,
     get_eligible_auditors,
     get_round_workers,
@@ -82,13 +83,14 @@ def _process_work_end(draft: Draft, round_: Round) -> None:
         return
     commits = (bytes.fromhex(unit.commit) for unit in units)
     audit_seed = digest("gdf/audit-seed", bytes.fromhex(draft.context.beacon), *commits)
-    spec = present(draft.job(round_.job)).spec
+    job = present(draft.job(round_.job))
     for unit in units:
-        record = draft.reputation(unit.worker, spec.device_class)
+        consecutive = draft.reputation(unit.worker, job.spec.device_class).consecutive
+        record = compute_counted_record(consecutive, job.alert_round, round_.index)
         eligible = len(get_eligible_auditors(draft, round_, unit.worker))
-        chance = compute_audit_chance_ppm(spec.audit_floor_ppm, record.consecutive, eligible)
+        chance = compute_audit_chance_ppm(job.spec.audit_floor_ppm, record, eligible)
         draft.update(unit_key(unit.job, unit.round, unit.slot), audit_chance_ppm=chance)
-    _next_phase(draft, round_, "reveal", spec.reveal_ms, audit_seed=audit_seed.hex())
+    _next_phase(draft, round_, "reveal", job.spec.reveal_ms, audit_seed=audit_seed.hex())
 
 
 def _process_reveal_end(draft: Draft, round_: Round) -> None:

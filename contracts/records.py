@@ -15,10 +15,14 @@ from typing import Annotated
 
 import msgspec
 
+from contracts.parameters import ARBITERS, COMMITTEE_SIZE, MAX_PANEL
 from gdf_market.codec import AccountId, Hash, Int, Positive, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
 
 RULES_VERSION = 3  # raised whenever a change of contracts/ could give another state for the same blocks
+
+
+Panel = Annotated[int, msgspec.Meta(ge=1, le=MAX_PANEL)]
 
 
 class Allocation(Record, frozen=True, kw_only=True):
@@ -50,6 +54,8 @@ class Genesis(Record, frozen=True, kw_only=True):
     block_ms: UInt  # least time between two blocks that carry entries
     heartbeat_ms: UInt  # an idle network makes one block in this time
     audit_bond: UInt  # micro-credits an auditor locks for each audit
+    committee: Panel = COMMITTEE_SIZE  # members that re-execute a unit in dispute, if so many can be drawn
+    arbiters: Panel = ARBITERS  # who replay the one step that a bisection found
     max_void_rounds: UInt  # rounds in a row without a result before a job expires
     staking: Staking = Staking()
     entry_fee: UInt = 0  # micro-credits per started KiB of an entry that pays a fee (docs/rules.md, Fees)
@@ -81,6 +87,8 @@ class Network(Record, frozen=True, kw_only=True):
     leaving: tuple[AccountId, ...] = ()  # members that give up their seat, in the order in which they asked
     unlocking: tuple[AccountId, ...] = ()  # accounts that left, whose bond is still locked
     audit_bond: UInt
+    committee: Panel
+    arbiters: Panel
     max_void_rounds: UInt
     staking: Staking
     entry_fee: UInt
@@ -167,6 +175,9 @@ class Job(Record, frozen=True, kw_only=True):
     round: UInt = 0  # index of the current (or next) round
     completed: UInt = 0  # rounds with an agreed outcome
     void_in_row: UInt = 0
+    alert_round: UInt = (
+        0  # from this round on, audits are denser for a while: the one after the last conviction; 0: none
+    )
     checkpoint: Hash
     unsettled: tuple[str, ...] = ()  # keys of units with held pay or open audits
     wake_ms: UInt = 0  # earliest block time at which advance changes something here

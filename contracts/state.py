@@ -321,6 +321,8 @@ def genesis_state(genesis: Genesis) -> State:
         test_network=genesis.test_network,
         validators=genesis.validators,
         audit_bond=genesis.audit_bond,
+        committee=genesis.committee,
+        arbiters=genesis.arbiters,
         max_void_rounds=genesis.max_void_rounds,
         staking=genesis.staking,
         entry_fee=genesis.entry_fee,

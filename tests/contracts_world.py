@@ -90,7 +90,8 @@ def text_hash(*parts: object) -> str:
 
 def make_genesis(balances: dict[str, int], validators: Iterable[str], **changes: int | Staking) -> Genesis:
     """Return a test network's genesis; each validator has a bond of one credit."""
-    fields: dict[str, int | Staking] = {"audit_bond": 5 * CREDIT, "max_void_rounds": 3} | changes
+    fields: dict[str, int | Staking] = {"audit_bond": 5 * CREDIT, "committee": 3, "arbiters": 3, "max_void_rounds": 3}
+    fields |= changes
     return Genesis(
         name="test",
         test_network=True,

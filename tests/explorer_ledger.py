@@ -661,6 +661,8 @@ def build_example(path: Path) -> Example:
         test_network=True,
         validators=build.genesis.validators,
         audit_bond=CREDIT,
+        committee=build.genesis.committee,
+        arbiters=build.genesis.arbiters,
         max_void_rounds=3,
         staking=build.genesis.staking,
         entry_fee=build.genesis.entry_fee,

@@ -20,9 +20,9 @@ from benchmarks.defence.images import Floats
 from benchmarks.defence.world import JOB, Sketches, Work, World
 from contracts.audits import compute_targets
 from contracts.disputes import compute_decision
-from contracts.draws import compute_audit_chance_ppm, compute_draw_order, compute_opened_steps
+from contracts.draws import compute_audit_chance_ppm, compute_counted_record, compute_draw_order, compute_opened_steps
 from contracts.evidence import compute_sketch_distance_ppb
-from contracts.parameters import COMMITTEE_SIZE, MAX_AUDITS_PER_UNIT, MAX_REDRAWS, MAX_TARGETS, OPENED_STEPS, verdict
+from contracts.parameters import ARBITERS, MAX_AUDITS_PER_UNIT, MAX_REDRAWS, MAX_TARGETS, OPENED_STEPS, verdict
 from contracts.records import Unit
 from gdf_market.messages import Outcome, draw, lottery_wins
 from gdf_market.train.checkpoint import pack, unpack
@@ -46,9 +46,9 @@ class Terms:
     floor_ppm: int = 50_000
     veterans: bool = True
     targeted: bool = True
+    committee: int = ARBITERS  # members of the panel that decides a dispute
+    alert: bool = True  # a conviction makes audits of the whole job as likely as those of new accounts, for a while
     # what the rules do not have, to see what it would change
-    committee: int = COMMITTEE_SIZE
-    alert: bool = False  # a conviction makes audits of the whole job as likely as those of new accounts, for a while
     outliers: bool = False  # targets are also all units less than half as similar to the others as the median is
 
 
@@ -232,8 +232,8 @@ class _Job:
 
     def _lottery_winners(self, index: int, slot: int, worker: int, eligible: Sequence[str]) -> list[str]:
         record = self._consecutive[worker]
-        if self._terms.alert and self._last_conviction >= 0:
-            record = min(record, index - self._last_conviction - 1)
+        if self._terms.alert:
+            record = compute_counted_record(record, self._last_conviction + 1, index)
         chance = compute_audit_chance_ppm(self._terms.floor_ppm, record, len(eligible))
         drawn = [each for each in eligible if lottery_wins(self._hash("audit", index, slot, each), chance)]
         return drawn[:MAX_AUDITS_PER_UNIT]

@@ -79,7 +79,8 @@ def _chance(state: State, job: Job, unit: Unit) -> dict[str, Any]:
         same = (k for k in range(LONGEST_RECORD) if compute_audit_chance_ppm(floor, k, eligible) <= chance)
         found = next(same, LONGEST_RECORD)
         if compute_audit_chance_ppm(floor, found, eligible) == chance:
-            origin, record = "record", found
+            alerted = job.alert_round and found == max(0, unit.round - job.alert_round)
+            origin, record = "alert" if alerted else "record", found
         else:
             origin = "other auditors"  # validators came or went since
     return {
@@ -210,6 +211,8 @@ def _chance_text(chance: dict[str, Any]) -> str:
     if chance["origin"] == "record":
         count = chance["valid_in_a_row"]
         return shown + f"1 / (1 + {count} valid units in a row) is above the floor of {percent(chance['floor_ppm'])}"
+    if chance["origin"] == "alert":
+        return shown + "records count for less after a conviction in the job"
     return shown + "auditors have come or gone since it was drawn"
 
 

@@ -19,7 +19,7 @@ from contracts.bisection import (
     is_found,
 )
 from contracts.disputes import is_undecided
-from contracts.parameters import ARBITERS, MAX_AUDITS_PER_UNIT, MAX_REDRAWS, thresholds
+from contracts.parameters import MAX_AUDITS_PER_UNIT, MAX_REDRAWS, thresholds
 from contracts.records import Arbiter, Audit, Bisection, Dispute, Side, Unit
 from contracts.views import Action, pending_actions
 from gdf_market.messages import (
@@ -282,7 +282,7 @@ def test_a_cheat_is_convicted_by_one_step() -> None:
     search = play_to_phase(world, job, "replaying")
     assert search.worker.state == search.accuser.state != ""
     arbiters = arbiters_of(world, job)
-    assert len(set(arbiters) - {accuser, "w1"}) == ARBITERS
+    assert len(set(arbiters) - {accuser, "w1"}) == world.genesis.arbiters
     dispute = play_out(world, job)
     assert (dispute.status, dispute.reason) == ("convicted", "3 of 3 arbiters find step 2 false")
     assert dispute.committee == ()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from contracts.disputes import compute_decision, is_undecided
+from contracts.draws import compute_audit_chance_ppm, get_eligible_auditors
 from contracts.records import Dispute, Unit
 from contracts.views import Action
 from gdf_market.messages import AuditCommit, BidWithdraw
@@ -220,6 +221,21 @@ def test_a_conviction_takes_all_unsettled_units_of_the_worker_and_frees_its_slot
     assert not [key for key in world.job(job).unsettled if world.state.unit_at(key).worker == key_of("w1").account]
     play_to_end(world)
     assert world.balance("w1") == 960 * CREDIT
+
+
+def test_a_conviction_makes_audits_denser_for_a_while() -> None:
+    world = make_world(validators=VALIDATORS)
+    job = disputed(world, rounds=3)
+    before = world.job(job).round
+    decide_all(world, job, FAIL)
+    assert world.job(job).alert_round == world.job(job).round + 1 > before
+    world.play(lambda: world.state.round(job, 2) is not None and world.round(job, 2).audit_seed != "")
+    eligible = len(get_eligible_auditors(world.state, world.round(job, 2), key_of("w2").account))
+    units = [world.unit(job, 2, slot) for slot in world.round(job, 2).units]
+    counted = max(0, 2 - world.job(job).alert_round)
+    assert {unit.audit_chance_ppm for unit in units if unit.worker == key_of("w2").account} == {
+        compute_audit_chance_ppm(world.job(job).spec.audit_floor_ppm, counted, eligible)
+    }
 
 
 def test_a_convict_is_out_of_the_round_under_way() -> None:

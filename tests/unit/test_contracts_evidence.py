@@ -98,12 +98,12 @@ def test_openings_beyond_the_last_step_or_twice_are_refused() -> None:
     ("excess", "distance", "expected"),
     [
         (0, 0, "pass"),
-        (100_000, 1_000_000, "pass"),
+        (100_000, 100_000, "pass"),
         (100_001, 0, "grey"),
-        (0, 1_000_001, "grey"),
-        (1_000_000, 10_000_000, "grey"),
+        (0, 100_001, "grey"),
+        (1_000_000, 1_000_000, "grey"),
         (1_000_001, 0, "fail"),
-        (0, 10_000_001, "fail"),
+        (0, 1_000_001, "fail"),
         (MAX_INT, DISTANCE_CAP_PPB, "fail"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from contracts.draws import compute_audit_chance_ppm
+from contracts.draws import compute_audit_chance_ppm, compute_counted_record
 from contracts.jobs import escrow_of
 from contracts.records import Round
 from contracts.rounds import get_recipe
@@ -134,6 +134,12 @@ def test_the_last_millisecond_before_the_deadline_counts() -> None:
 )
 def test_audit_chance(floor: int, consecutive: int, eligible: int, chance: int) -> None:
     assert compute_audit_chance_ppm(floor, consecutive, eligible) == chance
+
+
+def test_records_count_less_after_a_conviction() -> None:
+    assert [compute_counted_record(50, 0, index) for index in (0, 7)] == [50, 50]  # nobody was convicted
+    assert [compute_counted_record(50, 4, index) for index in (3, 4, 5, 6, 60)] == [0, 0, 1, 2, 50]
+    assert compute_counted_record(1, 4, 9) == 1
 
 
 def test_the_audit_chance_is_fixed_when_the_commits_are() -> None:
