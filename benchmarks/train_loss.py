@@ -105,6 +105,25 @@ def settings(fast: bool) -> list[Setting]:
         rows.append(Setting("H = 20, 4 bits, warm rounds for a quarter of the tokens", "scratch", inner, every=20,
                             outer=(1.0, 0.5), warm_share=0.25))  # fmt: skip
     rows += [
+        *(
+            Setting(f"data-parallel muon, rate x {rate:g}", "scratch", "muon", workers=0, batch=4, rate=rate)
+            for rate in (4.0, 8.0)
+        ),
+        *(
+            Setting(
+                f"H = 20, 4 bits, {name}rate x {rate:g}",
+                "scratch",
+                "muon",
+                every=20,
+                outer=(1.0, 0.5),
+                rate=rate,
+                warm_share=share,
+            )
+            for name, share in (("", 0.0), ("a quarter warm, ", 0.25))
+            for rate in (2.0, 4.0, 8.0)[: 3 if share else 2]
+        ),
+    ]
+    rows += [
         *(Setting(f"H = {every}, 4 bits", "warm", "muon", every=every) for every in (20, 50, 200)),
         Setting("H = 20, 4 bits", "warm", "adamw", every=20),
         Setting("one worker, all tokens", "warm", "muon", workers=0, batch=1),
@@ -128,8 +147,17 @@ def image_settings() -> list[Setting]:
     """Return the rows of images, from a random start."""
     return [
         *baselines("images", "adamw"),
+        *(
+            Setting(f"data-parallel adamw, rate x {rate:g}", "images", "adamw", workers=0, batch=4, rate=rate)
+            for rate in (4.0, 8.0)
+        ),
         Setting("H = 20, 4 bits", "images", "adamw", every=20),
+        *(
+            Setting(f"H = 20, 4 bits, rate x {rate:g}", "images", "adamw", every=20, rate=rate)
+            for rate in (2.0, 4.0, 8.0)
+        ),
         Setting("H = 100, 4 bits", "images", "adamw"),
+        Setting("H = 100, 4 bits, rate x 2", "images", "adamw", rate=2.0),
         Setting("H = 100, 2 bits", "images", "adamw", bits=2, block=128),
     ]
 

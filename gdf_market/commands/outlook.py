@@ -45,7 +45,7 @@ def outlook(spec: JobPost, measured: Mapping[str, float], prices: Sequence[int])
         "all_reduce_bytes_per_unit": round(all_reduce, 3),
         "times_fewer": round(all_reduce * per_unit / (2 * each_way), 1) if each_way else None,
         "memory_bytes": int(measured.get("memory_bytes", 0)),
-        "recommended_steps": guide.recommended_steps(spec.recipe.precision),
+        "recommended_steps": guide.recommended_steps(spec.recipe.precision, spec.recipe.inner),
         "steps": [_choice(spec, h, step_s, each_way, per_step) for h in steps],
         "line_bits_per_s": LINE_BITS_PER_S,
         "suggested": [_fleet(spec, step_s, workers) for workers in FLEETS],

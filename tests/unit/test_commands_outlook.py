@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import msgspec
@@ -56,7 +57,7 @@ def test_more_steps_cost_fewer_bytes_and_longer_rounds() -> None:
     assert rows[0]["bytes_per_unit"] == pytest.approx(5 * rows[3]["bytes_per_unit"], rel=1e-3)
     assert rows[3]["round_seconds"] - rows[0]["round_seconds"] == pytest.approx(40)
     assert rows[1]["loss_cost_warm_percent"] is None
-    assert rows[0]["loss_cost_warm_percent"] == guide.WARM_LOSS_COST[20]
+    assert rows[0]["loss_cost_warm_percent"] == guide.WARM_LOSS_COST["adamw"][20]
 
 
 def test_credits_and_time_of_the_whole_job() -> None:
@@ -109,11 +110,11 @@ def test_nothing_is_said_of_good_terms(changes: dict[str, Any]) -> None:
 
 
 def test_the_recommended_steps_were_measured() -> None:
-    for precision in ("fp32", "bf16"):
-        steps = guide.recommended_steps(precision)
+    for precision, inner in itertools.product(("fp32", "bf16"), ("adamw", "muon")):
+        steps = guide.recommended_steps(precision, inner)
         assert steps in guide.STEPS
-        assert guide.loss_cost_percent(steps, "adamw", warm=True) is not None
-    assert guide.recommended_steps("bf16") <= guide.MAX_BF16_STEPS
+        assert guide.loss_cost_percent(steps, inner, warm=True) is not None
+    assert guide.recommended_steps("bf16", "sgd") <= guide.MAX_BF16_STEPS
     assert guide.loss_cost_percent(20, "sgd", warm=False) is None
 
 
