@@ -18,8 +18,8 @@ MANY_UNITS = 4
 GOOD_ENOUGH_PERCENT = 0.5  # differences in loss cost below this are within the spread between seeds
 MAX_MEASURED_STEPS = 100  # sketches and verdicts were measured up to here
 
-# benchmarks/results/train_loss.md: byte-level GPT of 190k parameters, context 128, 4 workers, dense 4-bit updates, fresh
-# optimizer state in every unit; against data-parallel training with the same optimizer at the best of several rates.
+# benchmarks/results/train_loss.md: byte-level GPT of 190k parameters, context 128, 4 workers, dense 4-bit updates,
+# optimizer state fresh in every unit; against data-parallel training with the same optimizer at the best of its rates.
 # From a model trained before (Muon, H = 100: three seeds, the others one):
 WARM_LOSS_COST = {"adamw": {20: 1.0, 100: 0.9}, "muon": {20: 0.6, 50: 0.3, 100: 0.2, 200: 0.0}}
 # From random weights without warm rounds, at the best of three rates (AdamW: an earlier measurement, 235k parameters).

@@ -134,7 +134,7 @@ def test_the_figures_are_shown_and_plain_json() -> None:
     with console.capture() as capture:
         console.print(steps_table(value))
     shown = capture.get()
-    for word in ("20 (this job)", "+2.6%", "+9%", "not measured", "recommended: 100"):
+    for word in ("20 (this job)", "+0.9%", "+9%", "not measured", "recommended: 100"):
         assert word in shown
     rows = dict(cost_rows(value))
     assert "times fewer" in rows["per token"]
