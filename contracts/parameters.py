@@ -66,11 +66,12 @@ class Thresholds:
 _VERDICTS = "benchmarks/results/verdicts.md"
 # Honest fp32 reruns stay below 1.1e-5, the smallest measured cheat is above 4e-2 (relative L2 of the update).  Sketches
 # (benchmarks/results/sketches.md): honest ones stay below 1.7e-5, one altered step of 100 is above 4.1e-4; single steps
-# 2.8e-5 and 9.7e-3; states times steps below 8.2e-4.
+# 2.8e-5 and 9.7e-3; states times steps below 8.2e-4.  Units that are computed in one product for twenty workers and
+# audited one by one are up to 1.5e-4 apart (benchmarks/results/defence.md).
 _FP32 = Thresholds(
     excess_accept=100_000,
     excess_fail=1_000_000,
-    sketch_accept=100_000,
+    sketch_accept=300_000,
     sketch_fail=1_000_000,
     step_accept=1_000_000,
     step_fail=20_000_000,

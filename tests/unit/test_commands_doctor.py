@@ -139,7 +139,7 @@ def test_calibrating_stores_what_was_measured(
     assert read_calibration(tmp_path / "calibration.json") == measured(excess_ppb)
     (line,) = [check for check in shown["checks"] if check["name"] == "class cpu-fp32"]
     assert line["ok"] == ok
-    assert line["needed"] == "at most 1.0e-04 and 1.0e-04"
+    assert line["needed"] == "at most 1.0e-04 and 3.0e-04"
     assert ("cpu-fp32" in shown["classes"]) == ok
     assert shown["calibration"]["classes"][0]["within"] == ok
     assert "half way" in doctor(tmp_path, "--calibrate").stderr
