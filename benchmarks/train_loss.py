@@ -100,10 +100,10 @@ def settings(fast: bool) -> list[Setting]:
         rows.append(Setting("H = 100, 4 bits, rate x 2", "warm", inner, rate=2.0))
         rows.append(Setting("H = 100, 4 bits, outer momentum 0.5", "warm", inner, outer=(1.0, 0.5)))
         rows.append(Setting("H = 100, 2 bits", "warm", inner, bits=2, block=128))
-        rows += baselines("scratch", inner)
-        rows.append(Setting("H = 20, 4 bits", "scratch", inner, every=20, outer=(1.0, 0.5)))
-        rows.append(Setting("H = 20, 4 bits, warm rounds for a quarter of the tokens", "scratch", inner, every=20,
-                            outer=(1.0, 0.5), warm_share=0.25))  # fmt: skip
+    rows += baselines("scratch", "muon")
+    rows.append(Setting("H = 20, 4 bits", "scratch", "muon", every=20, outer=(1.0, 0.5)))
+    rows.append(Setting("H = 20, 4 bits, warm rounds for a quarter of the tokens", "scratch", "muon", every=20,
+                        outer=(1.0, 0.5), warm_share=0.25))  # fmt: skip
     rows += [
         *(
             Setting(f"data-parallel muon, rate x {rate:g}", "scratch", "muon", workers=0, batch=4, rate=rate)
@@ -137,8 +137,6 @@ def settings(fast: bool) -> list[Setting]:
         Setting("H = 100, largest 3.1%, 2 bits, no state", "warm", "adamw", bits=2, density_ppm=31_000),
         Setting("H = 100, largest 3.1%, 2 bits, error feedback", "warm", "adamw", bits=2, density_ppm=31_000,
                 feedback=True),
-        Setting("H = 20, 2 bits", "scratch", "muon", every=20, bits=2, block=128, outer=(1.0, 0.5)),
-        Setting("H = 20, 4 bits, outer rate 0.9, momentum 0.7", "scratch", "muon", every=20, outer=(0.9, 0.7)),
     ]  # fmt: skip
     return rows
 

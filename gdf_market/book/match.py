@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gdf_market.book.core import Order
 from gdf_market.messages import JobPost
-from gdf_market.units import format_credits
+from gdf_market.units import SECOND_MS, format_credits
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class Capabilities:
     min_price: int = 0  # micro-credits per unit
     max_parameters: int | None = None  # trained values that fit its memory
     max_unit_bond: int | None = None  # micro-credits it can lock for one unit
+    min_audit_ms: int = 0  # which it needs to open its sketches; who is late loses pay and a bond
 
 
 @dataclass(frozen=True)
@@ -55,4 +56,7 @@ def unfit(spec: JobPost, worker: Capabilities) -> list[str]:
     if worker.max_unit_bond is not None and spec.unit_bond > worker.max_unit_bond:
         bond, most = format_credits(spec.unit_bond), format_credits(worker.max_unit_bond)
         reasons.append(f"locks a bond of {bond} credits per unit; this worker can lock {most}")
+    if spec.audit_ms < worker.min_audit_ms:
+        given, needed = spec.audit_ms / SECOND_MS, worker.min_audit_ms / SECOND_MS
+        reasons.append(f"gives {given:g} s to answer an audit, on pain of pay and bond; this worker needs {needed:g} s")
     return reasons

@@ -28,6 +28,7 @@ PROBE_S = 120.0  # a probe holds up this node's own units: a program that needs 
 RETRY_MS = 5_000  # pause after a failure
 SLOW_RETRY_MS = 60_000  # ... after a probe that took too long, or that this machine cannot run; doubled each time
 MAX_RETRY_MS = 3_600_000
+MIN_AUDIT_MS = 10_000  # several blocks: an owner that gives less gets the bonds of those that cannot answer in time
 MAX_KNOWN = 1_024
 MAX_BIDDING = 32  # jobs under consideration at once
 MAX_PREFETCHING = 8  # orders being fetched at once: anybody with credits can announce orders
@@ -117,6 +118,7 @@ class Bidder:
             (self._device_class,),
             min_price=context.settings.min_price,
             max_unit_bond=self._bondable(job_id),
+            min_audit_ms=MIN_AUDIT_MS,
         )
         return "; ".join(match.unfit(spec, worker))
 

@@ -193,6 +193,13 @@ async def test_a_program_that_does_not_fit_here_is_refused_with_the_reason(
     assert bidder._retry[job] - world.time_ms == module.SLOW_RETRY_MS - module.RETRY_MS
 
 
+async def test_no_bid_where_no_audit_can_be_answered_in_time(kit: Kit, bidder: Bidder) -> None:
+    job = posted(kit, audit_ms=1)
+    await act(bidder)
+    assert bidder.reasons[job] == "gives 0.001 s to answer an audit, on pain of pay and bond; this worker needs 10 s"
+    assert kit.ledger.entries == []
+
+
 async def test_no_bid_on_what_an_honest_audit_would_not_pass(kit: Kit, bidder: Bidder) -> None:
     kit.trainer.repeat_excess_ppb = 470_000
     job = posted(kit)
