@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  (the field's habit)
 from torch import nn
 
+from benchmarks.train_world import Attention
 from gdf_market import Job
 from gdf_market.codec import encode
 from gdf_market.messages import Recipe
@@ -73,22 +74,6 @@ class Kind:
     memory_bytes: dict[int, int]
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)  # with the key bias whose true gradient is zero
-        self.out = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        split = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        q, k, v = split.unbind(0)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: torch.Tensor = self.out(y.transpose(1, 2).reshape(batch, length, width))
-        return out
-
-
 class Text(nn.Module):
     """A character model of one transformer block."""
 
@@ -97,7 +82,7 @@ class Text(nn.Module):
         self.tokens = nn.Embedding(vocab, width)
         self.positions = nn.Embedding(context, width)
         self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = _Attention(width, 2)
+        self.attention = Attention(width, 2, bias=True)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.head = nn.Linear(width, vocab, bias=False)
 

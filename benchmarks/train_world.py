@@ -53,12 +53,14 @@ def corpus() -> tuple[bytes, str]:
     return text, hashlib.sha256(text).hexdigest()
 
 
-class _Attention(nn.Module):
-    def __init__(self, width: int, heads: int) -> None:
+class Attention(nn.Module):
+    """Causal attention; with ``bias`` the keys have one, whose true gradient is zero."""
+
+    def __init__(self, width: int, heads: int, bias: bool = False) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width, bias=False)
-        self.out = nn.Linear(width, width, bias=False)
+        self.qkv = nn.Linear(width, 3 * width, bias=bias)
+        self.out = nn.Linear(width, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, width = x.shape
@@ -73,7 +75,7 @@ class _Block(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = _Attention(width, heads)
+        self.attention = Attention(width, heads)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 

@@ -250,3 +250,16 @@ async def turn(start: Callable[[trio.Nursery], None]) -> None:
     """Run one turn of a role: start what is due, and wait until it is done."""
     async with trio.open_nursery() as nursery:
         start(nursery)
+
+
+async def live(world: World, *nodes: roles.Roles, until: Callable[[], bool]) -> None:
+    """Let nodes act in turns, block by block, until a condition holds; without actions, time moves on."""
+    for _ in range(300):
+        height = world.height
+        for node in nodes:
+            if until():
+                return
+            await turn(node._start_due)
+        if world.height == height:
+            world.wake()
+    raise AssertionError("not reached in 300 turns")

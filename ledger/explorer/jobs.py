@@ -155,7 +155,7 @@ def deterrence(job: Job) -> str:
     expected = lost * spec.audit_floor_ppm // PPM
     covers = "more than the whole price of a unit" if expected >= price else f"{percent(expected * PPM // price)} of it"
     return (
-        f"Every unit is audited by lottery with a chance of at least {percent(spec.audit_floor_ppm)}. A convicted "
+        f"Every unit is audited by lottery at least {percent(spec.audit_floor_ppm)} times on average. A convicted "
         f"worker loses the pay of {credits_text(price)} and the bond of {credits_text(spec.unit_bond)} credits, so "
         f"skipping work costs {percent(spec.audit_floor_ppm)} × {credits_text(lost)} = {credits_text(expected)} "
         f"credits on average by the lottery alone: {covers}. New workers and the most suspicious unit of each round "

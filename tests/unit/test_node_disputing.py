@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -17,7 +16,7 @@ from gdf_market.node.roles import Roles
 from gdf_market.node.trainer import AuditResult
 from gdf_market.train.protocol import UnitParts
 from tests.contracts_world import STEPS, World, key_of, make_world, start
-from tests.node_kit import SKETCHES, Kit, make_kit, turn
+from tests.node_kit import SKETCHES, Kit, live, make_kit, turn
 
 VALIDATORS = ("val", "val2", "val3", "val4")
 
@@ -37,19 +36,6 @@ def kits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world: World) -> dict[
 
 def job_of(kits: dict[str, Kit], **changes: object) -> str:
     return start(kits["w1"].world, "w1", **(kits["w1"].blobs_of_job() | {"rounds": 1, "hold_ms": 300_000} | changes))
-
-
-async def live(world: World, *nodes: Roles, until: Callable[[], bool]) -> None:
-    """Let nodes act in turns, block by block, until a condition holds; without actions, time moves on."""
-    for _ in range(300):
-        height = world.height
-        for roles in nodes:
-            if until():
-                return
-            await turn(roles._start_due)
-        if world.height == height:
-            world.wake()
-    raise AssertionError("not reached in 300 turns")
 
 
 def dispute_of(world: World, job: str) -> Dispute | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from gdf_market.node.roles import Roles
 from gdf_market.node.trainer import Trainer
 from gdf_market.train.operations import Operations, Verification
 from tests.contracts_world import World, key_of, make_world, start
-from tests.node_kit import Kit, make_kit, turn
+from tests.node_kit import Kit, live, make_kit
 from verifier.outcome import compute_outcome
 from verifier.sketch import sketch
 from verifier.verdict import measure
@@ -61,19 +60,6 @@ def job_of(kit: Kit, folder: Path) -> str:
         "hold_ms": 9_000_000,
     }
     return start(kit.world, "w1", **terms)
-
-
-async def live(world: World, *nodes: Roles, until: Callable[[], bool]) -> None:
-    """Let nodes act in turns, block by block, until a condition holds; without actions, time moves on."""
-    for _ in range(300):
-        height = world.height
-        for roles in nodes:
-            if until():
-                return
-            await turn(roles._start_due)
-        if world.height == height:
-            world.wake()
-    raise AssertionError("not reached in 300 turns")
 
 
 async def play(kits: dict[str, Kit], job: str, *, worker: str = "", liar: bool = False) -> str:
