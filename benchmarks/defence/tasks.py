@@ -35,6 +35,7 @@ TERMS = {
 }
 RATES = (1, 2, 5, 10, 15, 20, 30)  # per cent
 RATE_ATTACKS = ("lazy 1 of 20", "intermittent 25%", "within the similarity band")
+CELLS = ((40, False), (40, True), (20, False), (20, True))  # per cent that are bad, and whether their data are uneven
 MASS_ATTACKS = ("lazy 1 of 20", "sign flip", "backdoor", "intermittent 25%", "lying auditor")
 
 
@@ -70,11 +71,9 @@ class Places:
 def tasks(data: str, seeds: int, *, fast: bool) -> list[Task]:
     """Return all tasks of a run, in the order in which they are worth most."""
     found = [Task("speed", "", 0)]
-    for seed in range(seeds):
-        found += _fast(data, seed) if fast else _full(data, seed)
-    if not fast:
-        found += [Task("outside", "fashion-mnist", seed, column) for seed in range(seeds) for column in outside.COLUMNS]
-    return found
+    if fast:
+        return found + [task for seed in range(seeds) for task in _fast(data, seed)]
+    return found + list(_full(data, seeds))
 
 
 def _fast(data: str, seed: int) -> Iterator[Task]:
@@ -97,23 +96,30 @@ def _fast(data: str, seed: int) -> Iterator[Task]:
         yield Task("market", data, seed, RATE_ATTACKS[0], 20, False, f"rate {rate}{targets}")
 
 
-def _full(data: str, seed: int) -> Iterator[Task]:
+def _full(data: str, seeds: int) -> Iterator[Task]:
+    """Yield what all seeds have, then what only the first has: other shares of bad workers, terms, rates, the outside
+    table.  One league is half a minute of CPU time, a market a quarter of that, a column of the outside table many."""
     names = [attack.name for attack in ATTACKS[1:]]
     peers_too = [attack.name for attack in ATTACKS[1:] if not attack.lies]
-    for uneven, terms in itertools.product((False, True), ("records", "new", "records, 10%")):
-        yield Task("market", data, seed, uneven=uneven, terms=terms)
-    for uneven in (False, True):
-        yield Task("league", data, seed, uneven=uneven)
-    for bad, uneven, name in itertools.product((40, 20), (False, True), names):
+    for seed in range(seeds):
+        for uneven, terms in itertools.product((False, True), ("records", "new", "records, 10%")):
+            yield Task("market", data, seed, uneven=uneven, terms=terms)
+        for uneven in (False, True):
+            yield Task("league", data, seed, uneven=uneven)
+    for (bad, uneven), seed, name in itertools.product(CELLS, range(seeds), names):
         yield Task("market", data, seed, name, bad, uneven, "records")
-    for name, terms in itertools.product(MASS_ATTACKS, list(TERMS)[1:]):
-        yield Task("market", data, seed, name, 40, False, terms)
-    for (bad, uneven), name in itertools.product(((40, False), (20, False), (40, True), (20, True)), peers_too):
+    for (bad, uneven), seed, name in itertools.product(CELLS[:2], range(seeds), peers_too):
         yield Task("league", data, seed, name, bad, uneven)
+    for column in outside.COLUMNS:
+        yield Task("outside", "fashion-mnist", 0, column)
+    for name in peers_too:
+        yield Task("league", data, 0, name, 20)
+    for name, terms in itertools.product(MASS_ATTACKS, list(TERMS)[1:]):
+        yield Task("market", data, 0, name, 40, False, terms)
     for rate, name, targets in itertools.product(RATES, RATE_ATTACKS, ("", ", no targets")):
-        yield Task("market", data, seed, name, 20, False, f"rate {rate}{targets}")
+        yield Task("market", data, 0, name, 20, False, f"rate {rate}{targets}")
     for bad, name in itertools.product((10, 30), names):
-        yield Task("market", data, seed, name, bad, False, "records")
+        yield Task("market", data, 0, name, bad, False, "records")
 
 
 def terms_of(name: str) -> market.Terms:
