@@ -8,7 +8,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,10 @@ def _full(data: str, seeds: int) -> Iterator[Task]:
         yield Task("market", data, seed, name, bad, uneven, "records")
     for (bad, uneven), seed, name in itertools.product(CELLS[:2], range(seeds), peers_too):
         yield Task("league", data, seed, name, bad, uneven)
+    yield from _first(data, names, peers_too)
+
+
+def _first(data: str, names: Sequence[str], peers_too: Sequence[str]) -> Iterator[Task]:
     for column in outside.COLUMNS:
         yield Task("outside", "fashion-mnist", 0, column)
     for name in peers_too:
