@@ -23,7 +23,7 @@ style.COMMAND_GROUPS = {
     "gdf-market": [
         {"name": "Start here", "commands": ["demo", "init", "status", "doctor"]},
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
-        {"name": "Work", "commands": ["work", "wallet", "key"]},
+        {"name": "Work", "commands": ["work", "pause", "resume", "finish", "wallet", "key"]},
         {"name": "Run and audit", "commands": ["node", "validator", "challenge", "ledger", "explorer"]},
     ]
 }
@@ -41,6 +41,9 @@ COMMANDS = {
     "jobs": "jobs",
     "market": "market",
     "work": "work",
+    "pause": "controls",
+    "resume": "controls",
+    "finish": "controls",
     "wallet": "wallet",
     "ledger": "ledger",
     "explorer": "explorer",

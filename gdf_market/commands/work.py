@@ -20,6 +20,9 @@ POISONS = ["sign-flip", "label-flip", "lazy", "noise", "lie"]  # the last one is
 @click.option("--threads", type=click.IntRange(0, 1_024), help="CPU threads for training (0: torch chooses).")
 @click.option("--devices", metavar="LIST", help="Where a unit is computed, several together: cuda:0,cuda:1.")
 @click.option("--device-class", help="Device class to bid with (default cpu-fp32).")
+@click.option("--hours", metavar="SPANS", help="Local time in which to work, such as 22:00-07:00 (default: always).")
+@click.option("--on-battery/--no-battery", default=None, help="Work while not plugged in, too (default: do not).")
+@click.option("--max-temperature", type=click.IntRange(0, 120), metavar="CELSIUS", help="Rest while a GPU is hotter.")
 @click.option("--test-poison", type=click.Choice(POISONS), hidden=True, help="Cheat on purpose; test networks only.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @pass_app
@@ -31,12 +34,17 @@ def work(
     threads: int | None,
     devices: str | None,
     device_class: str | None,
+    hours: str | None,
+    on_battery: bool | None,
+    max_temperature: int | None,
     test_poison: str | None,
     log_level: str | None,
 ) -> None:
     """Find jobs on the order book, bid, train, audit, and earn credits, until Ctrl-C.
 
-    Example: gdf-market work --min-price 0.5 --threads 4
+    `gdf-market pause`, `resume` and `finish` steer it from another terminal.
+
+    Example: gdf-market work --min-price 0.5 --threads 4 --hours 22:00-07:00
     """
     run_node(
         app,
@@ -49,4 +57,7 @@ def work(
         threads=threads,
         devices=devices,
         device_class=device_class,
+        work_hours=hours,
+        on_battery=on_battery,
+        max_temperature_c=max_temperature,
     )

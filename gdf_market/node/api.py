@@ -35,6 +35,7 @@ from gdf_market.messages import (
 )
 
 if TYPE_CHECKING:
+    from gdf_market.node.controls import Controls
     from gdf_market.node.node import Node
 
 MAX_BODY_BYTES = 1 << 20
@@ -158,6 +159,27 @@ class _Api:
         path = await self._node.context.bulk.fetch(str(body.get("root")), max_bytes=limit)
         return JSONResponse({"path": str(path)})
 
+    def _controls(self) -> Controls:
+        controls = self._node.controls
+        if controls is None:
+            raise UsageError("this node does not work; start it with `gdf-market work`")
+        return controls
+
+    async def pause(self, request: Request) -> Response:
+        for_ms = (await _body(request)).get("for_ms")
+        if for_ms is not None and type(for_ms) is not int:
+            raise UsageError(f"for_ms {for_ms!r} is not a whole number of milliseconds")
+        self._controls().pause(for_ms)
+        return JSONResponse({"hold": self._controls().get_hold()})
+
+    async def resume(self, _: Request) -> Response:
+        self._controls().resume()
+        return JSONResponse({"hold": self._controls().get_hold()})
+
+    async def finish(self, _: Request) -> Response:
+        self._controls().finish()
+        return JSONResponse({"hold": self._controls().get_hold()})
+
     async def _end(self) -> None:
         self._node.stop()
 
@@ -177,6 +199,9 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/holders", _guarded(api.holders), methods=["POST"]),
         Route("/challenge", _guarded(api.challenge), methods=["POST"]),
         Route("/fetch", _guarded(api.fetch), methods=["POST"]),
+        Route("/pause", _guarded(api.pause), methods=["POST"]),
+        Route("/resume", _guarded(api.resume), methods=["POST"]),
+        Route("/finish", _guarded(api.finish), methods=["POST"]),
         Route("/stop", _guarded(api.stop), methods=["POST"]),
     ]
     return Starlette(

@@ -56,6 +56,7 @@ class Bidder:
         self._slow: dict[str, int] = {}  # job -> pause after the last probe that gave no figure
         self._offered: dict[str, float] = {}  # job -> seconds per round of a bid that is not final yet
         self.reasons: dict[str, str] = {}
+        self.hold: Callable[[], str] = str  # why no bid is made on anything now, or ""
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -130,7 +131,7 @@ class Bidder:
         return max(0, left) + (bid.bond if bid is not None else 0)
 
     async def _prefetch(self, job_id: str, spec: JobPost) -> None:
-        reason = self.unfit(job_id, spec)
+        reason = self.hold() or self.unfit(job_id, spec)
         if reason:
             self.reasons[job_id] = reason
             return
@@ -176,7 +177,7 @@ class Bidder:
         job = context.state.job(job_id)
         if job is None:
             return
-        reason = self.unfit(job_id, job.spec) or self._closed(job)
+        reason = self.hold() or self.unfit(job_id, job.spec) or self._closed(job)
         if reason:
             self.reasons[job_id] = reason
             return

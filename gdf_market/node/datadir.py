@@ -9,6 +9,7 @@
     blobs/         content-addressed chunks
     units/         what this worker and auditor must remember about its own units and audits
     calibration.json  how far this machine's reruns are apart, and so which units it can audit
+    controls.json  pause or finish, as it was said last
     neighbours.json  own port and peers' addresses of the last run
     node.json      address and token of the running node's local API (only while it runs)
     node.lock      held by the running node; the operating system frees it if the node dies
@@ -131,6 +132,10 @@ class DataDir:
     @property
     def calibration(self) -> Path:
         return self.root / "calibration.json"
+
+    @property
+    def controls(self) -> Path:
+        return self.root / "controls.json"
 
     @property
     def neighbours(self) -> Path:

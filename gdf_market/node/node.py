@@ -31,6 +31,7 @@ from gdf_market.node.bidding import Bidder
 from gdf_market.node.bulk import BulkHost
 from gdf_market.node.context import NodeContext
 from gdf_market.node.control import ControlHost
+from gdf_market.node.controls import Controls
 from gdf_market.node.datadir import DataDir, write_atomic
 from gdf_market.node.declaring import Declarer
 from gdf_market.node.journal import Journal
@@ -74,6 +75,9 @@ class Node:
         self.url = ""
         self._own_orders: dict[str, Entry] = {}
         self._stop = trio.Event()
+        self.controls = Controls(context, data.controls, settings.work_limits(), self.stop) if worker else None
+        if self.bidder is not None and self.controls is not None:
+            self.bidder.hold = self.controls.get_hold
         self._started_ms = now_ms()
 
     # what the API offers ------------------------------------------------------
@@ -108,6 +112,7 @@ class Node:
             "orders": len(self.book.orders()),
             "refused_orders": dict(self.book.refused),
             "idle_reasons": self._idle_reasons(),
+            "hold": self.controls.get_hold() if self.controls is not None else "",
             "step": list(self.context.trainer.progress or ()) or None,
             "dropped": self.context.ledger.dropped,
             "notes": dict(self.notes),
@@ -118,6 +123,8 @@ class Node:
         """Return why this node has no bid, by job; under "*" what concerns all of them."""
         if self.bidder is None:
             return {"*": "this node does not work; start it with `gdf-market work`"}
+        if self.controls is not None and self.controls.get_hold():
+            return {"*": self.controls.get_hold()}
         if not self.control.peers and not self.context.ledger.replica.is_validator:
             return {"*": "no peer is connected; check the network, or join again with a fresh invite"}
         if not self.book.orders() and not self.context.state.active().jobs:
@@ -258,8 +265,9 @@ class Node:
             nursery.start_soon(self.roles.run)
             nursery.start_soon(self._tend_book)
             nursery.start_soon(self.declarer.run)
-            if self.bidder is not None:
+            if self.bidder is not None and self.controls is not None:
                 nursery.start_soon(self.bidder.run)
+                nursery.start_soon(self.controls.run)
             task_status.started()
             await self._stop.wait()
             nursery.cancel_scope.cancel()

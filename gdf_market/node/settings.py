@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from contracts.parameters import DEVICE_CLASSES
 from gdf_market.errors import UsageError
+from gdf_market.node.availability import Limits, parse_hours
 from gdf_market.train.protocol import DEVICE_PATTERN, MAX_DEVICES
 from gdf_market.units import CREDIT
 
@@ -45,6 +46,10 @@ class Settings(BaseSettings):
     threads: int = Field(default=0, ge=0, le=1_024)  # torch threads; 0 lets torch choose
     min_price: int = Field(default=CREDIT // 10, ge=1)  # micro-credits per unit this worker asks for
     units: int = Field(default=1, ge=1, le=64)  # units per round this worker offers
+    work_hours: str = ""  # 22:00-07:00,12:30-13:30 in local time; nothing: at any time
+    on_battery: bool = False  # work while the machine is not plugged in
+    max_temperature_c: int = Field(default=0, ge=0, le=120)  # of a GPU, in degrees Celsius; 0: no limit
+    leave_free_bytes: int = Field(default=0, ge=0)  # of a GPU's memory, for its owner's programs
     sync: Literal["full", "snapshot"] = "full"  # how a new ledger begins: every block, or a peer's verified snapshot
     keep_epochs: int = Field(default=0, ge=0)  # epochs whose blocks stay when older ones are deleted; 0 keeps all
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
@@ -64,6 +69,15 @@ class Settings(BaseSettings):
             if not device.startswith(kind):
                 raise ValueError(f"device {device} is not of the class {self.device_class}; set device_class, too")
         return self
+
+    def work_limits(self) -> Limits:
+        """Return when this machine may be lent.  Raises UsageError for hours that are none."""
+        return Limits(
+            hours=parse_hours(self.work_hours),
+            on_battery=self.on_battery,
+            max_temperature_c=self.max_temperature_c,
+            leave_free_bytes=self.leave_free_bytes,
+        )
 
     def torch_devices(self) -> tuple[str, ...]:
         """Return the devices on which a unit is computed, as torch names them; at least one."""
