@@ -23,7 +23,7 @@ style.COMMAND_GROUPS = {
     "gdf-market": [
         {"name": "Start here", "commands": ["demo", "init", "status", "doctor"]},
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
-        {"name": "Work", "commands": ["work", "pause", "resume", "finish", "wallet", "key"]},
+        {"name": "Work", "commands": ["work", "pause", "resume", "finish", "earnings", "wallet", "key"]},
         {"name": "Run and audit", "commands": ["node", "validator", "challenge", "ledger", "explorer"]},
     ]
 }
@@ -44,6 +44,7 @@ COMMANDS = {
     "pause": "controls",
     "resume": "controls",
     "finish": "controls",
+    "earnings": "earnings",
     "wallet": "wallet",
     "ledger": "ledger",
     "explorer": "explorer",
