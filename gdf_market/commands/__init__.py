@@ -25,6 +25,7 @@ style.COMMAND_GROUPS = {
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
         {"name": "Work", "commands": ["work", "pause", "resume", "finish", "earnings", "wallet", "key"]},
         {"name": "Run and audit", "commands": ["node", "validator", "challenge", "ledger", "explorer"]},
+        {"name": "This machine", "commands": ["config", "service", "completion"]},
     ]
 }
 
@@ -50,6 +51,9 @@ COMMANDS = {
     "explorer": "explorer",
     "validator": "validator",
     "challenge": "challenge",
+    "config": "config",
+    "service": "service",
+    "completion": "completion",
 }
 
 

@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
     log_level: str = "warning"
 
+    @field_validator("work_hours")
+    @classmethod
+    def _check_hours(cls, given: str) -> str:
+        parse_hours(given)
+        return given
+
     @field_validator("bootstrap", "devices", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
