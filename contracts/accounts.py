@@ -28,7 +28,7 @@ from contracts.state import (
 )
 from gdf_market import identity
 from gdf_market.errors import RuleError
-from gdf_market.messages import Body, Transfer
+from gdf_market.messages import Body, Transfer, Void
 from gdf_market.units import format_credits
 
 _NO_NONCES = immutables.Map[int, None]()
@@ -148,6 +148,10 @@ def check_balance(draft: Draft, account: str, amount: int, purpose: str) -> None
     available = draft.account(account).balance
     if available < amount:
         raise RuleError(f"{purpose} takes {format_credits(amount)} credits; {account} has {format_credits(available)}")
+
+
+def process_void(draft: Draft, body: Void) -> None:
+    """Do nothing: what a void is for, using up its nonce, happens to every entry."""
 
 
 def process_transfer(draft: Draft, body: Transfer) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from contracts.accounts import process_nonce, process_pruning, process_spent, process_transfer
+from contracts.accounts import process_nonce, process_pruning, process_spent, process_transfer, process_void
 from contracts.auction import process_bid, process_bid_withdraw
 from contracts.audits import process_audit_classes, process_audit_commit, process_audit_open, process_sketch_open
 from contracts.bisecting import (
@@ -57,6 +57,7 @@ from gdf_market.messages import (
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
+    Void,
 )
 
 __all__ = [
@@ -71,6 +72,7 @@ __all__ = [
 ]
 
 _PROCESS: dict[type, Callable[[Draft, Any], None]] = {
+    Void: process_void,
     Transfer: process_transfer,
     JobPost: process_job_post,
     JobCancel: process_job_cancel,

@@ -22,11 +22,12 @@ from gdf_market.messages import (
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
+    Void,
 )
 
 KIB = 1_024
 ENVELOPE_BYTES = 192  # what signing adds to a body: the envelope, and the digits of nonce and expiry
-PAYING = (Transfer, JobPost, JobCancel, Bid, BidWithdraw, AuditClasses, ValidatorJoin, ValidatorLeave)
+PAYING = (Void, Transfer, JobPost, JobCancel, Bid, BidWithdraw, AuditClasses, ValidatorJoin, ValidatorLeave)
 
 
 def compute_fee(entry_fee: int, entry: Entry) -> int:

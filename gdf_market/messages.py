@@ -86,6 +86,13 @@ class Body(Record, frozen=True, kw_only=True, tag_field="kind"):
     expires_ms: UInt  # block time after which the entry is refused
 
 
+class Void(Body, frozen=True, kw_only=True, tag="void"):
+    """Use up a nonce, so that another entry with it, such as an order not posted yet, never comes to the ledger.
+
+    It does nothing else: that a nonce is used once is what makes it binding.
+    """
+
+
 class Transfer(Body, frozen=True, kw_only=True, tag="transfer"):
     """Move credits from the author to another account."""
 
@@ -333,7 +340,8 @@ class Evidence(Body, frozen=True, kw_only=True, tag="evidence"):
 
 
 EntryBody = (
-    Transfer
+    Void
+    | Transfer
     | JobPost
     | JobCancel
     | Bid

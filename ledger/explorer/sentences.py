@@ -30,6 +30,7 @@ from gdf_market.messages import (
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
+    Void,
 )
 from gdf_market.statements import SignedHeader, Statement, place, signer
 from gdf_market.units import CREDIT, format_credits
@@ -58,6 +59,11 @@ def _unit(body: UnitBody) -> str:
 def entry_sentence(body: Body) -> str:
     """Return what the author of an entry states or orders."""
     return f"{account_name(body.author)} signed an entry of a kind this explorer does not know."
+
+
+@entry_sentence.register
+def _(body: Void) -> str:
+    return f"{account_name(body.author)} uses up its nonce {body.nonce}: an order with it can no longer be posted."
 
 
 @entry_sentence.register

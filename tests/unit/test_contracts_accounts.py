@@ -8,7 +8,7 @@ from contracts.block import BlockContext, apply_block, check_entry
 from contracts.parameters import MAX_LIVE_NONCES, MAX_TTL_MS
 from contracts.state import Draft
 from gdf_market.errors import RuleError
-from gdf_market.messages import Entry, Transfer
+from gdf_market.messages import Entry, JobPost, Transfer, Void
 from gdf_market.units import CREDIT
 from tests.contracts_world import World, key_of, make_world
 
@@ -157,3 +157,27 @@ def test_a_second_signature_of_a_body_is_the_same_entry() -> None:
     world.block(entry)
     again = Entry(entry.id, msgspec.structs.replace(entry.body), b"other envelope")
     world.refuse(again, "is used")
+
+
+def test_a_void_takes_an_order_back_and_an_order_makes_its_void_useless() -> None:
+    """Whichever of the entries with one nonce is in a block first is the only one that ever is."""
+    world = make_world()
+    order = world.job_entry()
+    replacement = world.job_entry(nonce=order.body.nonce, title="dearer", reserve_price=11 * CREDIT)
+    before = world.balance("owner")
+    world.block(world.entry("owner", Void, nonce=order.body.nonce))
+    for entry in (order, replacement):
+        world.refuse(entry, "nonce")
+    assert world.balance("owner") == before
+    other = world.job_entry()
+    assert isinstance(other.body, JobPost)
+    world.block(other)
+    world.refuse(world.entry("owner", Void, nonce=other.body.nonce), "nonce")
+
+
+def test_only_the_author_takes_its_order_back() -> None:
+    world = make_world()
+    order = world.job_entry()
+    world.block(world.entry("w1", Void, nonce=order.body.nonce))
+    world.block(order)
+    assert world.job(order.id).status == "bidding"

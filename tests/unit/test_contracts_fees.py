@@ -23,6 +23,7 @@ from gdf_market.messages import (
     Transfer,
     ValidatorJoin,
     ValidatorLeave,
+    Void,
     seal,
 )
 from gdf_market.units import CREDIT
@@ -169,6 +170,7 @@ def test_each_paying_kind_pays() -> None:
         world.entry("w3", AuditClasses, classes=("cpu-fp32",)),
         world.entry("w2", ValidatorJoin),
         world.entry("val1", ValidatorLeave),
+        world.entry("w3", Void),
     ):
         paid = len(fees(world))
         world.block(entry)
