@@ -25,7 +25,7 @@ style.COMMAND_GROUPS = {
         {"name": "Own a job", "commands": ["post", "jobs", "market"]},
         {"name": "Work", "commands": ["work", "pause", "resume", "finish", "earnings", "wallet", "key"]},
         {"name": "Run and audit", "commands": ["node", "validator", "challenge", "ledger", "explorer"]},
-        {"name": "This machine", "commands": ["config", "service", "completion"]},
+        {"name": "This machine", "commands": ["config", "logs", "service", "completion"]},
     ]
 }
 
@@ -52,6 +52,7 @@ COMMANDS = {
     "validator": "validator",
     "challenge": "challenge",
     "config": "config",
+    "logs": "logs",
     "service": "service",
     "completion": "completion",
 }

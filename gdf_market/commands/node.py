@@ -52,7 +52,8 @@ def run_node(
     """Run a node in the foreground until it is told to stop."""
     host, port = split_listen(listen)
     settings = app.settings(listen_host=host, listen_port=port, log_level=log_level, **flags)
-    configure_logging(settings.log_level)
+    app.data.create()
+    configure_logging(settings.log_level, app.data.log)
 
     async def main() -> None:
         async with running_node(app, settings, worker=worker, poison=poison, serves=True) as opened:

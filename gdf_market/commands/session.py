@@ -9,13 +9,14 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 import trio
 
-from gdf_market import keystore
+from gdf_market import keystore, logfile
 from gdf_market.commands.common import App
 from gdf_market.errors import GdfError, KeyLockedError, LocalError, UnreachableError, UsageError
 from gdf_market.identity import Identity
@@ -49,20 +50,22 @@ def load_identity(app: App) -> Identity:
     return keystore.load(app.data.key, passphrase(app))
 
 
-def configure_logging(level: str) -> None:
-    """Send log lines to stderr at ``level``; libraries log errors only."""
+def configure_logging(level: str, file: Path | None = None) -> None:
+    """Send log lines to stderr at ``level``, and from "info" on to ``file``, too; libraries log errors only."""
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise UsageError(f"log level {level!r} is not one of debug, info, warning, error")
+    kept = min(number, logging.INFO)
     logging.basicConfig(stream=sys.stderr, level=max(number, logging.ERROR), format="%(name)s: %(message)s")
     # libp2p logs every lost connection as an error with its trace; the node counts and reports them itself
     logging.getLogger("libp2p").setLevel(logging.CRITICAL if number > logging.DEBUG else logging.DEBUG)
     structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(number),
+        wrapper_class=structlog.make_filtering_bound_logger(number if file is None else kept),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso"),
+            *([] if file is None else [logfile.Keep(file, kept, number)]),
             # plain: the default one prints local variables, and some of them are secrets
             structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
         ],

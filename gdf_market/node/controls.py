@@ -62,9 +62,10 @@ class Controls:
         limits: Limits,
         stop: Callable[[], None],
         *,
+        tell: Callable[[str], None] = lambda sentence: None,
         sensors: Callable[[], Sensors] | None = None,
     ) -> None:
-        self._context, self._path, self._limits, self._stop = context, path, limits, stop
+        self._context, self._path, self._limits, self._stop, self._tell = context, path, limits, stop, tell
         self._sensors = sensors or (lambda: read_sensors(context.settings.torch_devices()))
         self._said = load(path)
         self._hot = False
@@ -114,7 +115,10 @@ class Controls:
 
     async def _look(self) -> None:
         sensors = await trio.to_thread.run_sync(self._sensors)
-        self._hot = bool(why_hot(self._limits, sensors, hot=self._hot))
+        too_hot = why_hot(self._limits, sensors, hot=self._hot)
+        if too_hot and not self._hot:
+            self._tell(too_hot)
+        self._hot = bool(too_hot)
         self._unavailable = why_not(self._limits, sensors, hot=self._hot)
         if not self.get_hold():
             return

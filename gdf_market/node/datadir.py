@@ -12,6 +12,7 @@
     controls.json  pause or finish, as it was said last
     neighbours.json  own port and peers' addresses of the last run
     node.json      address and token of the running node's local API (only while it runs)
+    node.log       what the node noted, JSON lines; older ones in node.log.1 and so on
     node.lock      held by the running node; the operating system frees it if the node dies
 """
 
@@ -132,6 +133,10 @@ class DataDir:
     @property
     def calibration(self) -> Path:
         return self.root / "calibration.json"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "node.log"
 
     @property
     def controls(self) -> Path:

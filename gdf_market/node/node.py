@@ -37,6 +37,8 @@ from gdf_market.node.declaring import Declarer
 from gdf_market.node.journal import Journal
 from gdf_market.node.ledger_service import LedgerService, now_ms
 from gdf_market.node.machine import unit_memory_bytes
+from gdf_market.node.metrics import serve_metrics
+from gdf_market.node.notify import Notifier
 from gdf_market.node.roles import Roles
 from gdf_market.node.settings import Settings
 from gdf_market.node.trainer import Trainer
@@ -74,8 +76,13 @@ class Node:
         self.notes: dict[str, str] = {}
         self.url = ""
         self._own_orders: dict[str, Entry] = {}
+        self.notifier = Notifier(context.account, settings.notify)
         self._stop = trio.Event()
-        self.controls = Controls(context, data.controls, settings.work_limits(), self.stop) if worker else None
+        self.controls = (
+            Controls(context, data.controls, settings.work_limits(), self.stop, tell=self.notifier.tell)
+            if worker
+            else None
+        )
         if self.bidder is not None and self.controls is not None:
             self.bidder.hold = self.controls.get_hold
         self._started_ms = now_ms()
@@ -209,6 +216,7 @@ class Node:
             if isinstance(entry.body, JobPost):
                 self.book.mark_posted(entry.id)
                 self._own_orders.pop(entry.id, None)
+        self.notifier.on_events(block.events)
         self.book.drop_unfunded(lambda account: self.context.state.account(account).balance)
         ended = [event.job for event in block.events if event.kind == "job" and event.reason in ENDED]
         if ended:
@@ -254,6 +262,13 @@ class Node:
             write_atomic(self.data.node_file, json.dumps({"url": self.url, "token": token}).encode(), private=True)
             task_status.started(self.url)
 
+    async def _serve_metrics(self, nursery: trio.Nursery) -> None:
+        port = self.settings.metrics_port
+        try:
+            await nursery.start(serve_metrics, self.status, port)
+        except OSError as error:
+            raise UsageError(f"metrics_port {port}: {error.strerror or error}; choose a free port") from None
+
     async def run(self, *, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
@@ -265,6 +280,9 @@ class Node:
             nursery.start_soon(self.roles.run)
             nursery.start_soon(self._tend_book)
             nursery.start_soon(self.declarer.run)
+            nursery.start_soon(self.notifier.run)
+            if self.settings.metrics_port:
+                await self._serve_metrics(nursery)
             if self.bidder is not None and self.controls is not None:
                 nursery.start_soon(self.bidder.run)
                 nursery.start_soon(self.controls.run)

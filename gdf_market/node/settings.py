@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,6 +14,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from contracts.parameters import DEVICE_CLASSES
 from gdf_market.errors import UsageError
 from gdf_market.node.availability import Limits, parse_hours
+from gdf_market.node.limits import MIN_RATE_BYTES_PER_S
+from gdf_market.sizes import parse_bytes, parse_rate
 from gdf_market.train.protocol import DEVICE_PATTERN, MAX_DEVICES
 from gdf_market.units import CREDIT
 
@@ -29,6 +32,14 @@ def default_data_dir() -> Path:
 def torch_device(device_class: str) -> str:
     """Return what torch calls the device of a class such as cuda-fp32."""
     return "cuda" if device_class.startswith("cuda") else "cpu"
+
+
+def _number(parse: Callable[[str], int], given: object) -> object:
+    """Return the number of a text; pydantic names the setting of a ValueError, and checks what is no text."""
+    try:
+        return parse(given) if isinstance(given, str) else given
+    except UsageError as error:
+        raise ValueError(str(error)) from None
 
 
 class Settings(BaseSettings):
@@ -50,9 +61,18 @@ class Settings(BaseSettings):
     on_battery: bool = False  # work while the machine is not plugged in
     max_temperature_c: int = Field(default=0, ge=0, le=120)  # of a GPU, in degrees Celsius; 0: no limit
     leave_free_bytes: int = Field(default=0, ge=0)  # of a GPU's memory, for its owner's programs
+    metrics_port: int = Field(default=0, ge=0, le=65_535)  # Prometheus on 127.0.0.1; 0: none
+    notify: Annotated[list[str], NoDecode] = Field(
+        default=[], max_length=32
+    )  # program and arguments; a sentence is added
     sync: Literal["full", "snapshot"] = "full"  # how a new ledger begins: every block, or a peer's verified snapshot
     keep_epochs: int = Field(default=0, ge=0)  # epochs whose blocks stay when older ones are deleted; 0 keeps all
     max_blob_bytes: int = Field(default=4 << 30, ge=1 << 20)
+    limit_up: int = Field(default=0, ge=0)  # bytes a second to all peers together, or text such as 500k; 0: no limit
+    limit_down: int = Field(default=0, ge=0)  # the same from all peers
+    blob_quota: int = Field(default=0, ge=0)  # bytes of blobs on this disk, or text such as 20GiB; 0: what is sensible
+    blob_copies: int = Field(default=3, ge=1, le=16)  # nodes that should hold what a job needs (docs/blobs.md)
+    blob_keep_days: int = Field(default=7, ge=0, le=365)  # for so long the blobs of a job that ended stay
     log_level: str = "warning"
 
     @field_validator("work_hours")
@@ -61,10 +81,27 @@ class Settings(BaseSettings):
         parse_hours(given)
         return given
 
-    @field_validator("bootstrap", "devices", mode="before")
+    @field_validator("bootstrap", "devices", "notify", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
+
+    @field_validator("limit_up", "limit_down", mode="before")
+    @classmethod
+    def _rate(cls, given: object) -> object:
+        return _number(parse_rate, given)
+
+    @field_validator("blob_quota", mode="before")
+    @classmethod
+    def _bytes(cls, given: object) -> object:
+        return _number(parse_bytes, given)
+
+    @field_validator("limit_up", "limit_down")
+    @classmethod
+    def _least(cls, rate: int) -> int:
+        if 0 < rate < MIN_RATE_BYTES_PER_S:
+            raise ValueError(f"at least {MIN_RATE_BYTES_PER_S} bytes a second are needed; 0 is no limit")
+        return rate
 
     @model_validator(mode="after")
     def _devices_of_class(self) -> Settings:
