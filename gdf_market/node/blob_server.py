@@ -17,10 +17,12 @@ from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.node import limits
 from gdf_market.node.counters import Counters
 from gdf_market.node.frames import OtherNetworkError, StreamReader, frame, write
+from gdf_market.node.meter import Meter
 
 PROTOCOL = "/gdf/blob/1"
 REQUEST = 0  # kind of a request frame; the kinds of an answer follow
 FOUND, ABSENT = 0, 1
+_LEAST_SLOTS = 2  # at a low rate: one transfer alone could be one that does not move
 MAX_ANSWER_BYTES = max(CHUNK_BYTES, MAX_MANIFEST_BYTES)
 
 
@@ -40,14 +42,17 @@ class BlobServer:
         self._store, self._network, self._counters = store, network, counters
         self._unwelcome: dict[str, float] = {}
         self._slots = trio.CapacityLimiter(limits.SERVING_SLOTS)
+        self._quick = trio.CapacityLimiter(limits.SERVING_SLOTS)  # questions without content do not wait for transfers
         self._peers: dict[str, trio.Semaphore] = {}
         self._users: dict[str, int] = {}
-        self._upload: limits.Bucket | None = None
+        self._upload = Meter()
         self.sent_bytes = 0
 
     def limit_upload(self, bytes_per_s: int) -> None:
         """Send at most this much a second to all together (0: no limit)."""
-        self._upload = limits.Bucket(float(bytes_per_s), float(2 * CHUNK_BYTES)) if bytes_per_s else None
+        self._upload.limit(bytes_per_s)
+        at_once = self._upload.at_once(limits.SHARE_BYTES_PER_S // 2, limits.SERVING_SLOTS)
+        self._slots.total_tokens = max(_LEAST_SLOTS, at_once)
 
     async def handle(self, stream: INetStream) -> None:
         """Serve one stream until the peer ends it, is idle, or breaks the protocol (PeerError)."""
@@ -63,7 +68,7 @@ class BlobServer:
             ensure(kind == REQUEST, MalformedError(f"a blob frame of kind {kind}"))
             request = decode(payload, BlobRequest, max_bytes=limits.REQUEST_BYTES)
             ensure(request.network == self._network, OtherNetworkError(f"{peer} asks for a blob of another network"))
-            async with self._slot(peer):
+            async with self._slot(peer, self._quick if request.op == "has" else self._slots):
                 if not await self._answer(request, stream):
                     return
 
@@ -76,12 +81,12 @@ class BlobServer:
         self._unwelcome[peer] = trio.current_time() + limits.BAN_S
 
     @asynccontextmanager
-    async def _slot(self, peer: str) -> AsyncIterator[None]:
+    async def _slot(self, peer: str, slots: trio.CapacityLimiter) -> AsyncIterator[None]:
         """Wait for one of the peer's slots, then for one of all."""
         mine = self._peers.setdefault(peer, trio.Semaphore(limits.SLOTS_PER_PEER))
         self._users[peer] = self._users.get(peer, 0) + 1
         try:
-            async with mine, self._slots:
+            async with mine, slots:
                 yield
         finally:
             self._users[peer] -= 1
@@ -91,14 +96,24 @@ class BlobServer:
     async def _answer(self, request: BlobRequest, stream: INetStream) -> bool:
         data = await trio.to_thread.run_sync(self._look_up, request)
         status, payload = (ABSENT, b"") if data is None else (FOUND, data)
-        if self._upload is not None:
-            await trio.sleep(self._upload.spend(len(payload), trio.current_time()))
-        with trio.move_on_after(limits.CHUNK_S) as slow:
-            await write(stream, frame(status, payload, max_payload=MAX_ANSWER_BYTES))
-        if slow.cancelled_caught:
+        if not await self._send(frame(status, payload, max_payload=MAX_ANSWER_BYTES), stream):
             self._counters.add("slow-reader", peer=str(stream.muxed_conn.peer_id))
             return False
         self.sent_bytes += len(payload)
+        return True
+
+    async def _send(self, data: bytes, stream: INetStream) -> bool:
+        """Write at the agreed rate; False if the peer takes too long, without the time that the rate costs."""
+        left_s = limits.ANSWER_S
+        for start in range(0, len(data), limits.PIECE_BYTES):
+            piece = data[start : start + limits.PIECE_BYTES]
+            await self._upload.spend(len(piece))
+            began = trio.current_time()
+            with trio.move_on_after(min(limits.CHUNK_S, left_s)) as slow:
+                await write(stream, piece)
+            if slow.cancelled_caught:
+                return False
+            left_s -= trio.current_time() - began
         return True
 
     def _look_up(self, request: BlobRequest) -> bytes | None:

@@ -73,8 +73,10 @@ class BulkHost:
     """``async with BulkHost(…) as bulk`` runs the bulk process for the length of the block.
 
     ``store`` is the folder of the node's BlobStore.  ``host``, ``port`` are what
-    to listen on (0: any free port), ``announce`` extra multiaddrs.  Entering
-    raises UserError when the port is taken, and LocalError if nothing starts.
+    to listen on (0: any free port), ``announce`` extra multiaddrs, ``quota_bytes``
+    what the store may hold (0: no limit).  ``ranked`` asks the nearest and fastest
+    sources first (False: all alike, for comparison).  Entering raises UserError
+    when the port is taken, and LocalError if nothing starts.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class BulkHost:
         host: str = "127.0.0.1",
         port: int = 0,
         announce: Sequence[str] = (),
+        quota_bytes: int = 0,
+        ranked: bool = True,
     ) -> None:
         self._account, self._network, self._store = identity.account, network, store
         self._host, self._port, self._announce = host, port, list(announce)
@@ -93,7 +97,8 @@ class BulkHost:
         self._numbers = itertools.count()
         self._calls: dict[int, _Call] = {}
         self._sources: dict[str, BulkAddress] = {}
-        self._upload_bytes_per_s = 0
+        self._quota_bytes, self._ranked = quota_bytes, ranked
+        self.upload_bytes_per_s = self.download_bytes_per_s = 0  # limits; 0: none
         self._replies: AsyncIterator[dict[str, Any]]
         self._ready = trio.Event()
         self._queue_in, self._queue_out = trio.open_memory_channel[bytes](_MAX_CALLS)
@@ -146,11 +151,20 @@ class BulkHost:
 
     def limit_upload(self, bytes_per_s: int) -> None:
         """Send at most this much a second to all peers together (0: no limit)."""
-        self._upload_bytes_per_s = bytes_per_s
-        self._tell({"op": "limits", "upload_bytes_per_s": bytes_per_s})
+        self.upload_bytes_per_s = bytes_per_s
+        self._tell_limits()
+
+    def limit_download(self, bytes_per_s: int) -> None:
+        """Take at most this much a second from all peers together (0: no limit)."""
+        self.download_bytes_per_s = bytes_per_s
+        self._tell_limits()
+
+    def _tell_limits(self) -> None:
+        up, down = self.upload_bytes_per_s, self.download_bytes_per_s
+        self._tell({"op": "limits", "upload_bytes_per_s": up, "download_bytes_per_s": down})
 
     async def stats(self) -> dict[str, Any]:
-        """Return the process's counters and the bytes it sent."""
+        """Return the process's counters, the bytes it sent and received, and what it measured of its sources."""
         value: dict[str, Any] = await self._call("stats")
         return value
 
@@ -254,6 +268,8 @@ class BulkHost:
             "host": self._host,
             "port": self._port,
             "announce": self._announce,
+            "quota_bytes": self._quota_bytes,
+            "ranked": self._ranked,
         }
         try:
             await process.stdin.send_all(_line(start))
@@ -274,7 +290,7 @@ class BulkHost:
         self._ready.set()
         for account, address in self._sources.items():
             self._tell(_add_source(account, address))
-        self.limit_upload(self._upload_bytes_per_s)
+        self._tell_limits()
 
     async def _serve(self, process: trio.Process) -> None:
         """Pass requests and replies until the process ends."""

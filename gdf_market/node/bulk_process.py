@@ -80,6 +80,7 @@ class _Service:
                     self._client.remove_source(request["account"])
                 case "limits":
                     self._server.limit_upload(request["upload_bytes_per_s"])
+                    self._client.limit_download(request["download_bytes_per_s"])
                 case _:
                     self._nursery.start_soon(self._call, request)
 
@@ -102,7 +103,12 @@ class _Service:
             case "holders":
                 return await self._client.holders(request["root"])
             case "stats":
-                return {"counters": self._host.counters.snapshot(), "sent_bytes": self._server.sent_bytes}
+                return {
+                    "counters": self._host.counters.snapshot(),
+                    "sent_bytes": self._server.sent_bytes,
+                    "received_bytes": self._client.meter.total_bytes,
+                    "sources": self._client.measured(),
+                }
             case other:
                 raise LocalError(f"unknown operation {other!r}")
 
@@ -127,7 +133,7 @@ async def _main() -> None:
     counters = Counters()
     try:
         with collapsing():
-            store = BlobStore(Path(start["store"]))
+            store = BlobStore(Path(start["store"]), quota_bytes=start["quota_bytes"] or None)
             server = BlobServer(store, start["network"], counters)
             async with (
                 open_host(
@@ -139,7 +145,8 @@ async def _main() -> None:
                 ) as host,
                 trio.open_nursery() as nursery,
             ):
-                service = _Service(host, BlobClient(host, store, start["network"]), server, nursery)
+                client = BlobClient(host, store, start["network"], ranked=start["ranked"])
+                service = _Service(host, client, server, nursery)
                 started = {"peer": host.account, "addresses": list(host.addresses), "port": host.port}
                 await service.reply({"id": start["id"], "ok": started})
                 await service.serve(lines)

@@ -59,7 +59,8 @@ ANNOUNCE_EVERY_S = 30.0
 SERVING_SLOTS = 16  # requests answered at once
 SLOTS_PER_PEER = 4
 REQUEST_BYTES = 1_024
-CHUNK_S = 20.0  # one chunk must have arrived by then
+CHUNK_S = 20.0  # so long may a transfer pass without a byte
+ANSWER_S = 60.0  # and so long may all of a chunk take
 IDLE_STREAM_S = 60.0
 LANES = 3  # streams to one source
 MAX_SOURCES = 64
@@ -67,6 +68,9 @@ MAX_FETCHES = 4  # at once
 BAD_CHUNKS = 3  # then the source is banned
 ENDGAME_S = 3.0  # a chunk awaited longer is asked from another source too
 NO_PROGRESS_S = 60.0
+MIN_RATE_BYTES_PER_S = 64_000  # least rate that can be set: a chunk would not arrive in time below
+SHARE_BYTES_PER_S = 64_000  # a transfer that shares a set rate with others gets at least this
+RATE_BURST_S = 0.1  # so much of a set rate may be saved up
 SOURCE_BAN_S = 600.0
 
 

@@ -63,6 +63,9 @@ async def crooked(folder: Path, answer: Answer) -> AsyncIterator[Host]:
         while True:
             _, raw = await reader.frame()
             request = decode(raw, BlobRequest)
+            if request.op == "has":
+                await write(stream, frame(FOUND, b""))
+                continue
             manifest = store.manifest(request.root)
             payload = encode(manifest) if request.op == "manifest" else store.read_chunk(request.root, request.index)
             changed = await answer(request, payload, answered)

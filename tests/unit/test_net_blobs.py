@@ -19,7 +19,7 @@ from gdf_market.errors import (
     UserError,
 )
 from gdf_market.node import limits
-from gdf_market.node.blob_client import AbsentError
+from gdf_market.node.blob_channel import AbsentError
 from gdf_market.node.blob_plan import Plan
 from gdf_market.node.bulk import _error_of
 from gdf_market.node.bulk_process import failure
@@ -51,6 +51,25 @@ def test_in_the_end_game_a_slow_chunk_goes_to_a_second_source_only_after_a_while
     plan.failed("fast", 1)
     assert plan.complete, "a late failure of a chunk that is there changes nothing"
     assert plan.progress_s == 9.0
+
+
+def test_what_is_expected_of_a_source_decides_when_another_one_is_asked_too() -> None:
+    plan = Plan([1], 0.0)
+    assert plan.take("slow", 0.0, takes_s=10.0) == 1
+    assert plan.take("slow as well", limits.ENDGAME_S + 1, takes_s=9.0) is None, "it is slow, but as expected"
+    assert plan.take("fast", 6.0, takes_s=1.0) == 1, "in half of the time that is left"
+    plan = Plan([1], 0.0)
+    assert plan.take("slow", 0.0, takes_s=10.0) == 1
+    assert plan.open_chunks(14.0) == 0
+    assert plan.open_chunks(16.0) == 1, "half as long again"
+    assert plan.take("slow as well", 16.0, takes_s=9.0) == 1
+
+
+def test_a_slow_source_leaves_the_last_chunks_to_faster_ones() -> None:
+    plan = Plan([1, 2, 3], 0.0)
+    assert plan.take("slow", 0.0, takes_s=9.0, spare=3) is None
+    assert plan.take("slow", 0.0, takes_s=9.0, spare=2) == 1
+    assert plan.take("fast", 0.0, takes_s=1.0) == 2
 
 
 @given(

@@ -28,6 +28,14 @@ def test_flag_over_environment_over_file_over_default(config: Path, monkeypatch:
     assert load_settings(config, units=4).listen_port == 4001
 
 
+def test_rates_and_sizes_may_be_text(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDF_LIMIT_UP", "500k")
+    config.write_text('limit_down = "1.5MB/s"\nblob_quota = "20GiB"\n', encoding="utf-8")
+    found = load_settings(config)
+    assert (found.limit_up, found.limit_down, found.blob_quota) == (500_000, 1_500_000, 20 << 30)
+    assert load_settings(config, limit_up="0").limit_up == 0
+
+
 def test_two_folders_do_not_mix(config: Path, tmp_path: Path) -> None:
     config.write_text("units = 2\n", encoding="utf-8")
     assert load_settings(config).units == 2
@@ -46,6 +54,9 @@ def test_addresses_in_the_environment_are_separated_by_commas(config: Path, monk
     ("text", "words"),
     [
         ("units = 'many'", ("units", "many")),
+        ("limit_up = '2 bananas'", ("limit_up", "2 bananas", "1.5MB/s")),
+        ("limit_down = 1000", ("limit_down", "1000", "64000")),
+        ("blob_quota = '8Mbit'", ("blob_quota", "8Mbit", "20GiB")),
         ("units = 65", ("units", "65")),
         ("units = 1.5", ("units", "1.5")),
         ("min_price = 0", ("min_price", "0")),
