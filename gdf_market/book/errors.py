@@ -11,7 +11,7 @@ from gdf_market.errors import PeerError
 
 
 class NotAnOrderError(PeerError):
-    """A sealed entry of another kind on the order topic."""
+    """A sealed entry that is neither a job's post nor a void, on the order topic."""
 
     reason = "not-an-order"
 
@@ -56,3 +56,33 @@ class UnfundedOrderError(OrderRefusedError):
     """The author's balance does not cover the escrows of its open orders."""
 
     reason = "unfunded"
+
+
+class SupersededOrderError(OrderRefusedError):
+    """A later order of the author with the same nonce took this one's place."""
+
+    reason = "superseded"
+
+
+class VoidedOrderError(OrderRefusedError):
+    """The author took the order back."""
+
+    reason = "voided"
+
+
+class SpentNonceError(OrderRefusedError):
+    """An entry with the order's nonce is on the ledger, so that this one never will be."""
+
+    reason = "spent"
+
+
+class ReplaceLimitError(OrderRefusedError):
+    """The order was replaced as often as an order may be."""
+
+    reason = "replace-limit"
+
+
+class UnknownVoidError(OrderRefusedError):
+    """A void of no order that is open here."""
+
+    reason = "unknown-void"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +15,7 @@ from gdf_market.book.core import MAX_REASONS, Limits, Order, OrderBook
 from gdf_market.book.match import Capabilities, match
 from gdf_market.errors import MalformedError, OversizedError, PeerError, RuleError, SignatureError
 from gdf_market.identity import Identity
-from gdf_market.messages import JobPost, Recipe, Transfer, seal
+from gdf_market.messages import JobPost, Recipe, Transfer, Void, seal
 
 NETWORK = "ab" * 32
 NOW = 1_700_000_000_000
@@ -86,12 +88,18 @@ class Shell:
     def __init__(self, **limits: int) -> None:
         self.book = OrderBook(NETWORK, Limits(**limits))
         self.balances: dict[str, int] = {}
+        self.spent: set[tuple[str, int]] = set()
+
+    def is_spent(self, author: str, nonce: int) -> bool:
+        return (author, nonce) in self.spent
 
     def balance_of(self, account: str) -> int:
         return self.balances.get(account, 10**15)
 
     def give(self, raw: bytes, now_ms: int = NOW) -> Order:
-        return self.book.on_order(raw, "peer", now_ms, balance_of=self.balance_of, escrow_of=escrow_of)
+        return self.book.on_order(
+            raw, "peer", now_ms, balance_of=self.balance_of, escrow_of=escrow_of, is_spent=self.is_spent
+        )
 
     def refuse(self, raw: bytes, error: type[PeerError], now_ms: int = NOW) -> None:
         before, count = [order.id for order in self.book.orders()], self.book.refused.get(error.reason, 0)
@@ -265,7 +273,8 @@ def test_the_default_book_holds_1024_orders(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_default_limits() -> None:
-    assert Limits() == Limits(order_bytes=32_768, per_author=16, orders=1_024, lifetime_ms=HOUR, posted=4_096)
+    sizes = {"order_bytes": 32_768, "per_author": 16, "orders": 1_024, "lifetime_ms": HOUR, "posted": 4_096}
+    assert Limits() == Limits(**sizes, replacements=8, past=4_096)
 
 
 def test_expire_drops_what_is_over(shell: Shell) -> None:
@@ -337,10 +346,135 @@ def test_blame_is_told_apart() -> None:
         errors.AuthorLimitError,
         errors.BookFullError,
         errors.UnfundedOrderError,
+        errors.SupersededOrderError,
+        errors.VoidedOrderError,
+        errors.SpentNonceError,
+        errors.ReplaceLimitError,
+        errors.UnknownVoidError,
     )
     assert all(issubclass(error, errors.OrderRefusedError) for error in local)
     assert not issubclass(errors.NotAnOrderError, errors.OrderRefusedError)
-    assert len({error.reason for error in (*local, errors.NotAnOrderError, errors.OrderRefusedError)}) == 8
+    assert len({error.reason for error in (*local, errors.NotAnOrderError, errors.OrderRefusedError)}) == 13
+
+
+# replacing and taking back
+
+
+def void_bytes(key: Identity = OWNER, **changes: Any) -> bytes:
+    fields: dict[str, Any] = {"author": key.account, "nonce": 1, "expires_ms": NOW + HOUR}
+    return seal(key, NETWORK, Void(**(fields | changes))).raw
+
+
+def version(number: int, key: Identity = OWNER, **changes: Any) -> bytes:
+    """Return an order of nonce 1 that was signed later than those of lower numbers."""
+    return order_bytes(key, **({"expires_ms": NOW + HOUR // 2 + number, "title": f"version {number}"} | changes))
+
+
+def test_the_order_that_expires_last_takes_the_place_of_others_with_its_nonce(shell: Shell) -> None:
+    shell.give(version(0))
+    other = shell.give(order_bytes(nonce=2))
+    newer = shell.give(version(1, reserve_price=2_000_000))
+    assert shell.book.orders() == [newer, other]
+    shell.refuse(version(0), errors.SupersededOrderError)
+
+
+@pytest.mark.parametrize("arrival", list(itertools.permutations(range(3))))
+def test_whatever_comes_first_the_newest_order_stays(arrival: tuple[int, ...]) -> None:
+    shell = Shell()
+    for number in arrival:
+        with contextlib.suppress(errors.SupersededOrderError):
+            shell.give(version(number))
+    assert [order.spec.title for order in shell.book.orders()] == ["version 2"]
+
+
+def test_a_replacement_needs_no_room_and_no_balance_of_its_own() -> None:
+    shell = Shell(orders=1, per_author=1)
+    shell.balances[OWNER.account] = 8_000_000
+    shell.give(version(0))
+    shell.give(version(1))
+    shell.refuse(version(2, reserve_price=1_000_001), errors.UnfundedOrderError)  # and version 1 stays
+    shell.give(version(3, reserve_price=1))
+    assert [order.spec.title for order in shell.book.orders()] == ["version 3"]
+
+
+def test_a_flood_of_replacements_ends_and_uses_up_the_authors_share() -> None:
+    shell = Shell(per_author=2, replacements=3)
+    for number in range(4):
+        shell.give(version(number))
+    shell.refuse(version(4), errors.ReplaceLimitError)
+    shell.balances[OWNER.account] = 0
+    assert len(shell.book.drop_unfunded(shell.balance_of)) == 1
+    shell.balances.clear()
+    shell.refuse(version(4), errors.ReplaceLimitError)  # leaving the book does not begin the count anew
+    shell.give(order_bytes(nonce=2))
+    shell.refuse(order_bytes(nonce=3), errors.AuthorLimitError)
+    shell.give(version(4, expires_ms=NOW + HOUR + 4), now_ms=NOW + HOUR // 2 + 3)
+
+
+def test_another_author_with_the_same_nonce_replaces_nothing(shell: Shell) -> None:
+    shell.give(version(0))
+    shell.give(version(1, OTHER))
+    assert len(shell.book) == 2
+    shell.refuse(void_bytes(OTHER, nonce=2), errors.UnknownVoidError)
+    assert shell.give(void_bytes(OTHER)).spec.author == OTHER.account
+    assert [order.spec.author for order in shell.book.orders()] == [OWNER.account]
+
+
+def test_a_void_ends_all_orders_with_its_nonce_until_the_last_has_expired(shell: Shell) -> None:
+    order = shell.give(version(1))
+    assert shell.give(void_bytes(expires_ms=NOW + HOUR)) == order
+    assert shell.book.orders() == []
+    for number in range(3):
+        shell.refuse(version(number), errors.VoidedOrderError)
+    shell.refuse(void_bytes(), errors.DuplicateOrderError)
+    shell.refuse(version(4), errors.VoidedOrderError, now_ms=NOW + HOUR // 2 + 1)
+    assert shell.book.expire(NOW + HOUR) == []
+    assert shell.book._past == {}
+
+
+def test_a_void_of_nothing_is_kept_from_nobody(shell: Shell) -> None:
+    shell.refuse(void_bytes(), errors.UnknownVoidError)
+    assert shell.book._past == {}
+    shell.give(version(0))
+
+
+@pytest.mark.parametrize(
+    ("raw", "error"),
+    [
+        (void_bytes().replace(b'"nonce":1', b'"nonce":2'), SignatureError),
+        (void_bytes(expires_ms=NOW), errors.ExpiredOrderError),
+        (void_bytes(expires_ms=NOW + HOUR + 1), errors.DistantExpiryError),
+    ],
+)
+def test_voids_are_checked_as_orders_are(shell: Shell, raw: bytes, error: type[PeerError]) -> None:
+    shell.give(order_bytes())
+    shell.refuse(raw, error)
+
+
+def test_orders_taken_back_use_up_their_authors_share() -> None:
+    shell = Shell(per_author=2)
+    for nonce in (1, 2):
+        shell.give(order_bytes(nonce=nonce))
+        shell.give(void_bytes(nonce=nonce))
+    shell.refuse(order_bytes(nonce=3), errors.AuthorLimitError)
+    shell.give(order_bytes(nonce=3, expires_ms=NOW + 2 * HOUR), now_ms=NOW + HOUR)
+
+
+def test_what_is_remembered_of_past_orders_is_bounded() -> None:
+    shell = Shell(past=2)
+    for nonce in range(4):
+        shell.give(order_bytes(nonce=nonce))
+        shell.give(void_bytes(nonce=nonce))
+    assert [nonce for _, nonce in shell.book._past] == [2, 3]
+    shell.give(order_bytes(nonce=0))  # the ledger refuses it where it matters
+
+
+def test_what_the_ledger_has_seen_of_a_nonce_is_the_end_of_its_order(shell: Shell) -> None:
+    order, other = shell.give(version(0)), shell.give(order_bytes(nonce=2))
+    shell.spent.add((OWNER.account, 1))
+    assert shell.book.drop_spent(shell.is_spent) == [order.id]
+    assert shell.book.orders() == [other]
+    shell.refuse(version(1), errors.SpentNonceError)
 
 
 WORKER = Capabilities(OTHER.account, ("cpu-fp32", "cuda-bf16"), 1_000_000, 1_000, 3_000_000)
