@@ -75,11 +75,23 @@ def set_(app: App, name: str, value: str) -> None:
     Example: gdf-market config set work_hours 22:00-07:00
     """
     _known(name)
-    checked = load_settings(app.data.root / "no-such-file", **{name: value}).model_dump(mode="json")[name]
-    document = _read(app)
-    document[name] = checked
-    _write(app, document)
+    checked = store_settings(app, {name: value})[name]
     app.emit({"setting": name, "value": checked}, lambda: f"{name} = {_plain(checked)}; in force at the next start")
+
+
+def store_settings(app: App, given: dict[str, str]) -> dict[str, Any]:
+    """Write settings into config.toml, once they have been checked together; return them as they are stored.
+
+    Raises UsageError for a value that does not fit, or a damaged file.
+    """
+    if not given:
+        return {}
+    document = _read(app)
+    values = load_settings(app.data.root / "no-such-file", **given).model_dump(mode="json")
+    for name in given:
+        document[name] = values[name]
+    _write(app, document)
+    return {name: values[name] for name in given}
 
 
 @config.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,9 @@ import rich_click as click
 
 from contracts.records import Allocation, Genesis, Staking
 from gdf_market import identity, keystore
+from gdf_market.commands import wizard
 from gdf_market.commands.common import App, pass_app
+from gdf_market.commands.config import store_settings
 from gdf_market.commands.session import load_identity, passphrase
 from gdf_market.errors import PeerError, UsageError
 from gdf_market.units import CREDIT, parse_credits
@@ -82,6 +85,12 @@ FLOOR = 4  # the smallest set that goes on without one of its members
     help="With --new-network: what an entry pays to the block's proposer per started KiB "
     f"(default: {ENTRY_FEE}, on a test network 0).",
 )
+@click.option("--ask/--defaults", default=None, help="Ask, or ask nothing (default: ask where there is a terminal).")
+@click.option("--backup", type=click.Path(path_type=Path), help="Copy a new key to this file, and test the copy.")
+@click.option("--listen", metavar="HOST:PORT", help="Where other machines reach this node; kept in config.toml.")
+@click.option("--hours", metavar="SPANS", help="When this machine may work, such as 22:00-07:00; kept in config.toml.")
+@click.option("--min-price", metavar="CREDITS", help="Least credits per unit to work for; kept in config.toml.")
+@click.option("--check-gpu", is_flag=True, help="Time a kernel: is the GPU really used?")
 @pass_app
 def init(
     app: App,
@@ -96,12 +105,18 @@ def init(
     validator_bond: str,
     validator_floor: int | None,
     entry_fee: str | None,
+    ask: bool | None,
+    backup: Path | None,
+    listen: str | None,
+    hours: str | None,
+    min_price: str | None,
+    check_gpu: bool,
 ) -> None:
     """Make this folder's key, and start or join a network.
 
     Examples:
 
-    gdf-market init                          (a key only)
+    gdf-market init                          (asks; with --defaults: a key only)
 
     gdf-market init --new-network home       (a new network; you validate it and own its credits)
 
@@ -111,10 +126,25 @@ def init(
         raise UsageError("--new-network and --join exclude each other; give one of them")
     if join == "" or new_network == "":
         raise UsageError("an empty name or invite joins nothing; is the node that should print its invite running?")
+    choices = wizard.Choices(
+        network=new_network or "",
+        invite=join or "",
+        passphrase=passphrase(app),
+        backup=backup,
+        listen=listen or "",
+        hours=hours or "",
+        min_price=min_price or "",
+        check_gpu=check_gpu,
+    )
+    if ask or (ask is None and _is_bare(app, choices)):
+        choices = wizard.ask(app, choices)
+        new_network, join = choices.network or None, choices.invite or None
     costs = _costs(test_network, validator_bond, entry_fee)
     genesis, bootstrap = _genesis_of_invite(join) if join else (None, [])
+    settings = wizard.settings_of(choices)
     app.data.create()
-    key = _ensure_key(app)
+    key = _ensure_key(app, choices)
+    store_settings(app, settings)
     if new_network:
         accounts = sorted({_account(account) for account in validators} or {key.account})
         genesis = _new_genesis(
@@ -134,13 +164,18 @@ def init(
     if bootstrap:
         _remember_bootstrap(app, bootstrap)
     value = {"account": key.account, "data_dir": str(app.data.root), "network": network}
+    advice = wizard.firewall_advice(choices)
+    extra = [f"firewall {advice}"] if advice else []
+    if choices.check_gpu:
+        value["kernel"] = wizard.kernel_sentence(app)
+        extra.append(f"speed    {value['kernel']}")
     if new_network and genesis is not None:
         from gdf_market.node.invite import make_invite
 
         value["invite"] = make_invite(genesis, [])  # without addresses: enough to prepare other folders
 
     def text() -> str:
-        lines = [f"account  {key.account}", f"folder   {app.data.root}"]
+        lines = [f"account  {key.account}", f"folder   {app.data.root}", *extra]
         if network is None:
             lines.append("next     gdf-market init --new-network NAME, or --join INVITE")
         else:
@@ -150,14 +185,24 @@ def init(
     app.emit(value, text)
 
 
-def _ensure_key(app: App) -> identity.Identity:
+def _is_bare(app: App, choices: wizard.Choices) -> bool:
+    """Say whether a person at a terminal gave no flag at all: then it asks."""
+    terminal = sys.stdin.isatty() and app.err.is_terminal and not (app.json or app.quiet)
+    return terminal and choices == wizard.Choices(passphrase=choices.passphrase)
+
+
+def _ensure_key(app: App, choices: wizard.Choices) -> identity.Identity:
     if app.data.key.exists():
         return load_identity(app)
-    secret = passphrase(app)
+    secret = choices.passphrase
     key = keystore.create(app.data.key, secret)
     if secret is None:
         app.say("The key has no passphrase: whoever reads key.json owns its credits. Set GDF_PASSPHRASE to seal it.")
-    app.say(f"Back it up: gdf-market --data-dir {app.data.root} key backup FILE")
+    if choices.backup is not None:
+        wizard.back_up(app, choices.backup, secret)
+        app.say(f"The key is backed up in {choices.backup}, and the copy opens.")
+    else:
+        app.say(f"Back it up: gdf-market --data-dir {app.data.root} key backup FILE")
     return key
 
 
