@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -35,6 +36,19 @@ class Disk:
                 os.fsync(folder)
             finally:
                 os.close(folder)
+
+    def remove(self, path: Path) -> None:
+        """Delete a file if it is there."""
+        path.unlink(missing_ok=True)
+
+    def touch(self, path: Path) -> None:
+        """Note in the file's modification time that it was used now; not worth an error."""
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+    def free(self, path: Path) -> int:
+        """Return the bytes that a file on the disk of ``path`` may take."""
+        return shutil.disk_usage(path).free
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from gdf_market.blobs.manifest import (
     root_of,
 )
 from gdf_market.blobs.partial import Partial
+from gdf_market.blobs.room import GRACE_S, Room
 from gdf_market.codec import decode, encode, sha256
 from gdf_market.errors import LocalError, PeerError, StorageError, UsageError, ensure
 
@@ -41,12 +42,10 @@ class DamagedBlobError(StorageError):
     """A stored blob is not what its root says: the disk lost or changed it."""
 
 
-class QuotaError(StorageError):
-    """The store would grow beyond the space it may use."""
-
-
 class BlobStore:
     """Blobs under ``path``; ``quota_bytes`` limits visible and arriving blobs together (None: no limit).
+
+    When one does not fit, ``room`` deletes what no job needs and nobody used for ``grace_s``.
 
     Every method that takes a root raises MalformedError for text that is no root.
     """
@@ -58,11 +57,12 @@ class BlobStore:
         quota_bytes: int | None = None,
         max_blob_bytes: int = MAX_BLOB_BYTES,
         disk: Disk | None = None,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._path = path
-        self._quota_bytes = quota_bytes
         self._max_blob_bytes = min(max_blob_bytes, MAX_BLOB_BYTES)
         self._disk = disk or Disk()
+        self.room = Room(path, self._disk, quota_bytes, grace_s=grace_s)
         self._manifests: dict[str, Manifest] = {}  # read before; serving chunks would parse them each time
         for name in ("data", "manifest", "partial", "staging"):
             with storing(path / name):
@@ -92,7 +92,7 @@ class BlobStore:
         base = self._path / "partial" / root
         visible = self._data(root)
         if not visible.exists() and not base.with_suffix(".data").exists():
-            self._check_quota(manifest.size)
+            self.room.make(manifest.size)
             self._write(encode(manifest), base.with_suffix(".manifest"))
         return Partial(root, manifest, base=base, visible=visible, disk=self._disk, publish=self._publish_partial)
 
@@ -105,11 +105,7 @@ class BlobStore:
 
     def delete(self, root: str) -> None:
         """Remove blob ``root``, visible or partial; nothing happens if there is none."""
-        check_root(root)
-        for path in (self._data(root), self._path / "manifest" / root):  # the name that makes it visible goes first
-            with storing(path):
-                path.unlink(missing_ok=True)
-        self._drop_partial(root)
+        self.room.remove(check_root(root))
 
     def clean_staging(self, before_s: float) -> int:
         """Remove files that an ended process left half-written, last changed before Unix time ``before_s``."""
@@ -128,7 +124,15 @@ class BlobStore:
         return file_size(self._data(root)) is not None
 
     def path(self, root: str) -> Path:
-        """Return the read-only file of blob ``root``; MissingBlobError, or DamagedBlobError if its size is wrong."""
+        """Return the read-only file of blob ``root``; MissingBlobError, or DamagedBlobError if its size is wrong.
+
+        This counts as a use of the blob; sending its chunks to others does not.
+        """
+        path = self._sound(root)
+        self._disk.touch(path)
+        return path
+
+    def _sound(self, root: str) -> Path:
         path, size = self._data(root), file_size(self._data(root))
         if size is None:
             raise MissingBlobError(f"Blob {root} is not in {self._path}.")
@@ -147,11 +151,11 @@ class BlobStore:
 
     def read_chunk(self, root: str, index: int) -> bytes:
         """Return chunk ``index`` of a blob that is here, re-hashed: a bad disk must not make us send a bad chunk."""
-        return self._read_chunk(self.path(root), self.manifest(root), index)
+        return self._read_chunk(self._sound(root), self.manifest(root), index)
 
     def verify(self, root: str) -> None:
         """Re-hash all of blob ``root``; raises MissingBlobError or DamagedBlobError."""
-        path, manifest = self.path(root), self.manifest(root)
+        path, manifest = self._sound(root), self.manifest(root)
         for index in range(len(manifest.hashes)):
             self._read_chunk(path, manifest, index)
 
@@ -165,8 +169,7 @@ class BlobStore:
 
     def total_bytes(self) -> int:
         """Return the bytes of visible blobs, plus the full size of arriving ones."""
-        arriving = [path for path in self._files("partial") if path.suffix == ".data"]
-        return sum(file_size(path) or 0 for path in [*self._files("data"), *arriving])
+        return sum(one.size for one in self.room.held())
 
     # inside
 
@@ -177,19 +180,10 @@ class BlobStore:
         with storing(self._path / folder):
             return list((self._path / folder).iterdir())
 
-    def _check_quota(self, size: int) -> None:
-        if self._quota_bytes is None:
-            return
-        used = self.total_bytes()
-        ensure(
-            used + size <= self._quota_bytes,
-            QuotaError(f"{self._path} holds {used} bytes and {size} more exceed its quota of {self._quota_bytes}."),
-        )
-
     def _put(self, pieces: Iterable[bytes], size: int, name: str) -> str:
         limit = self._max_blob_bytes
         ensure(size <= limit, UsageError(f"{name} has {size} bytes; a blob has at most {limit}."))
-        self._check_quota(size)
+        self.room.make(size)
         staged = self._stage()
         try:
             with storing(staged), staged.open("xb") as file:

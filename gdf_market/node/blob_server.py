@@ -11,9 +11,9 @@ import trio
 from libp2p.abc import INetStream
 
 from gdf_market.blobs.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
-from gdf_market.blobs.store import BlobStore, DamagedBlobError, MissingBlobError
+from gdf_market.blobs.store import BlobStore, MissingBlobError
 from gdf_market.codec import Hash, Record, UInt, decode, encode
-from gdf_market.errors import MalformedError, PeerError, ensure
+from gdf_market.errors import MalformedError, PeerError, StorageError, ensure
 from gdf_market.node import limits
 from gdf_market.node.counters import Counters
 from gdf_market.node.frames import OtherNetworkError, StreamReader, frame, write
@@ -128,6 +128,6 @@ class BlobServer:
             return self._store.read_chunk(request.root, request.index)
         except MissingBlobError:
             return None
-        except DamagedBlobError as error:
+        except StorageError as error:
             self._counters.add("damaged", error=str(error))
             return None

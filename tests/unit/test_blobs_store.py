@@ -13,7 +13,8 @@ import pytest
 
 from gdf_market.blobs.disk import Disk
 from gdf_market.blobs.manifest import CHUNK_BYTES
-from gdf_market.blobs.store import BlobStore, DamagedBlobError, MissingBlobError, QuotaError
+from gdf_market.blobs.room import QuotaError
+from gdf_market.blobs.store import BlobStore, DamagedBlobError, MissingBlobError
 from gdf_market.errors import MalformedError, StorageError, UsageError
 
 DATA = bytes(range(251)) * 10_000  # 2.4 chunks

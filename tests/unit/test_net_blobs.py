@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdf_market.blobs.manifest import ContentMismatchError
-from gdf_market.blobs.store import QuotaError
+from gdf_market.blobs.room import QuotaError
 from gdf_market.errors import (
     GdfError,
     LocalError,
