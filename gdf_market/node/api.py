@@ -128,7 +128,12 @@ class _Api:
 
     async def publish(self, request: Request) -> Response:
         body = await _body(request)
-        return JSONResponse({"order": await self._node.publish_order(_fields(JobPost, body.get("fields")))})
+        fields, replace = _fields(JobPost, body.get("fields")), str(body.get("replace", ""))
+        return JSONResponse({"order": await self._node.publish_order(fields, replace)})
+
+    async def void(self, request: Request) -> Response:
+        order, entry, height = await self._node.void_order(request.path_params["order"])
+        return JSONResponse({"order": order, "entry": entry, "height": height})
 
     async def holders(self, request: Request) -> Response:
         roots = (await _body(request)).get("roots")
@@ -196,6 +201,7 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/orders", _guarded(api.orders)),
         Route("/orders", _guarded(api.publish), methods=["POST"]),
         Route("/orders/{order}/post", _guarded(api.post_order), methods=["POST"]),
+        Route("/orders/{order}/void", _guarded(api.void), methods=["POST"]),
         Route("/holders", _guarded(api.holders), methods=["POST"]),
         Route("/challenge", _guarded(api.challenge), methods=["POST"]),
         Route("/fetch", _guarded(api.fetch), methods=["POST"]),

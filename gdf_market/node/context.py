@@ -64,12 +64,14 @@ class NodeContext:
     def state(self) -> State:
         return self.ledger.state
 
-    def seal(self, kind: type[Body], **fields: Any) -> Entry:
-        """Sign a new entry of this node's account with a fresh nonce and a half-hour life."""
+    def seal(
+        self, kind: type[Body], *, nonce: int | None = None, expires_ms: int | None = None, **fields: Any
+    ) -> Entry:
+        """Sign a new entry of this node's account with a fresh nonce and a half-hour life, unless they are given."""
         body: EntryBody = kind(  # type: ignore[assignment]
             author=self.account,
-            nonce=secrets.randbits(52),
-            expires_ms=max(now_ms(), self.ledger.replica.time_ms) + ENTRY_TTL_MS,
+            nonce=secrets.randbits(52) if nonce is None else nonce,
+            expires_ms=max(now_ms(), self.ledger.replica.time_ms) + ENTRY_TTL_MS if expires_ms is None else expires_ms,
             **fields,
         )
         return seal(self.identity, self.network, body)

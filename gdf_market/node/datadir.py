@@ -10,6 +10,7 @@
     units/         what this worker and auditor must remember about its own units and audits
     calibration.json  how far this machine's reruns are apart, and so which units it can audit
     controls.json  pause or finish, as it was said last
+    orders.json    own orders that the ledger does not have yet
     neighbours.json  own port and peers' addresses of the last run
     node.json      address and token of the running node's local API (only while it runs)
     node.log       what the node noted, JSON lines; older ones in node.log.1 and so on
@@ -141,6 +142,10 @@ class DataDir:
     @property
     def controls(self) -> Path:
         return self.root / "controls.json"
+
+    @property
+    def orders(self) -> Path:
+        return self.root / "orders.json"
 
     @property
     def neighbours(self) -> Path:

@@ -24,12 +24,12 @@ from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
 from gdf_market.errors import PeerError, RuleError, StorageError, UsageError, ensure
 from gdf_market.identity import Identity
-from gdf_market.messages import Entry, JobPost
+from gdf_market.messages import Entry, JobPost, Void
 from gdf_market.node import neighbours
 from gdf_market.node.api import create_api
 from gdf_market.node.bidding import Bidder
 from gdf_market.node.bulk import BulkHost
-from gdf_market.node.context import NodeContext
+from gdf_market.node.context import ENTRY_TTL_MS, NodeContext
 from gdf_market.node.control import ControlHost
 from gdf_market.node.controls import Controls
 from gdf_market.node.datadir import DataDir, write_atomic
@@ -39,6 +39,7 @@ from gdf_market.node.ledger_service import LedgerService, now_ms
 from gdf_market.node.machine import unit_memory_bytes
 from gdf_market.node.metrics import serve_metrics
 from gdf_market.node.notify import Notifier
+from gdf_market.node.own_orders import OwnOrders
 from gdf_market.node.roles import Roles
 from gdf_market.node.settings import Settings
 from gdf_market.node.trainer import Trainer
@@ -75,7 +76,7 @@ class Node:
         self.declarer = Declarer(context, data.calibration, lambda: worker or context.ledger.replica.is_validator)
         self.notes: dict[str, str] = {}
         self.url = ""
-        self._own_orders: dict[str, Entry] = {}
+        self.own_orders = OwnOrders(data.orders, context.network)
         self.notifier = Notifier(context.account, settings.notify)
         self._stop = trio.Event()
         self.controls = (
@@ -162,28 +163,61 @@ class Node:
         over = job.status == "draining"  # no round will start: held pay alone waits
         return self._row(job_id, job.spec) | {"state": job.ending if over else job.status, "reason": job.reason}
 
-    async def publish_order(self, fields: dict[str, Any]) -> str:
+    async def publish_order(self, fields: dict[str, Any], replace: str = "") -> str:
         """Sign a job order, put it in the own book and gossip it until its job is final; return its id.
 
-        Raises RuleError for what the ledger would refuse, and PeerError for what the book does.
+        ``replace``: the start of the id of an own order whose place it takes: it gets the same nonce, so that the
+        ledger takes one of them at most.  Raises RuleError for what the ledger would refuse, PeerError for what the
+        book does, and UsageError.
         """
-        entry = self.context.seal(JobPost, **fields)
-        check_entry(self.context.state, entry, max(now_ms(), self.context.ledger.replica.time_ms + 1))
+        given: dict[str, Any] = {}
+        if replace:
+            old = self.own_orders.find(replace)
+            ensure(old.void is None, UsageError(f"order {old.order.id[:16]} was taken back; post a new one"))
+            given = {"nonce": old.order.body.nonce, "expires_ms": self._later(old.order.body.expires_ms)}
+        entry = self.context.seal(JobPost, **given, **fields)
+        self._check(entry)
         self._accept(entry.raw, self.context.account)
-        self._own_orders[entry.id] = entry
+        self.own_orders.put(entry)
+        await trio.to_thread.run_sync(self.own_orders.save)
         self.control.publish_order(entry.raw)
         return entry.id
+
+    def _later(self, expires_ms: int) -> int:
+        """Return when an order expires that takes the place of one which expires at ``expires_ms``."""
+        return max(now_ms() + ENTRY_TTL_MS, self.context.ledger.replica.time_ms + ENTRY_TTL_MS, expires_ms + 1)
+
+    def _check(self, entry: Entry) -> None:
+        """Raise RuleError unless the ledger would take the entry now."""
+        check_entry(self.context.state, entry, max(now_ms(), self.context.ledger.replica.time_ms + 1))
+
+    async def void_order(self, order_id: str) -> tuple[str, str, int]:
+        """Take an own order back, for the fee; return (order id, void's entry id, height) once no one can post it.
+
+        Raises UsageError, RuleError (the account cannot pay the fee, the order was posted meanwhile), NotFinalError.
+        """
+        own = self.own_orders.find(order_id)
+        order, void = own.order, own.void
+        if void is None:  # it lives as long as the order: whoever still has that one hears of both
+            void = self.context.seal(Void, nonce=order.body.nonce, expires_ms=order.body.expires_ms)
+        self._check(void)
+        with contextlib.suppress(PeerError):  # the own book may have dropped the order, or know of the void
+            self._accept(void.raw, self.context.account)
+        self.own_orders.put(void)
+        await trio.to_thread.run_sync(self.own_orders.save)
+        self.control.publish_order(void.raw)
+        height = await self.context.ledger.submit(void)
+        return order.id, void.id, height
 
     async def post_order(self, order_id: str) -> tuple[str, int]:
         """Submit an own order's entry to the ledger; return (entry id, height) once it is final."""
         row = await trio.to_thread.run_sync(self.context.ledger.store.entry, order_id)
         if row is not None:  # asked before, and the answer came too late
             return row.id, row.height
-        entry = self._own_orders.get(order_id)
-        if entry is None:
-            raise UsageError(f"order {order_id[:16]} was not published by this node")
-        height = await self.context.ledger.submit(entry)
-        return entry.id, height
+        own = self.own_orders.find(order_id)
+        ensure(own.void is None, UsageError(f"order {own.order.id[:16]} was taken back; post a new one"))
+        height = await self.context.ledger.submit(own.order)
+        return own.order.id, height
 
     # inner life ---------------------------------------------------------------
 
@@ -208,14 +242,20 @@ class Node:
             now_ms(),
             balance_of=lambda account: state.account(account).balance,
             escrow_of=lambda spec: sum(escrow_of(spec)),
+            is_spent=self._is_spent,
         )
+
+    def _is_spent(self, author: str, nonce: int) -> bool:
+        """Say whether the ledger took an entry of this author with this nonce within the life of any order."""
+        return nonce in self.context.state.used.get(author, ())
 
     def on_block(self, block: core.Finalized) -> None:
         """React to a finalized block: orders that became jobs, notes of jobs that ended."""
         for entry in block.entries:
             if isinstance(entry.body, JobPost):
                 self.book.mark_posted(entry.id)
-                self._own_orders.pop(entry.id, None)
+        self.book.drop_spent(self._is_spent)
+        self.own_orders.forget(lambda entry: self._is_spent(entry.body.author, entry.body.nonce))
         self.notifier.on_events(block.events)
         self.book.drop_unfunded(lambda account: self.context.state.account(account).balance)
         ended = [event.job for event in block.events if event.kind == "job" and event.reason in ENDED]
@@ -232,11 +272,18 @@ class Node:
             await trio.sleep(REPUBLISH_S)
             self.book.expire(now_ms())
             await self._remember()
-            for entry in list(self._own_orders.values()):
-                if entry.body.expires_ms <= now_ms():
-                    del self._own_orders[entry.id]
-                else:
-                    self.control.publish_order(entry.raw)
+            await self._tend_own_orders()
+
+    async def _tend_own_orders(self) -> None:
+        """Gossip own orders, and voids, until they are over."""
+        self.own_orders.forget(lambda entry: entry.body.expires_ms <= now_ms())
+        try:
+            if self.own_orders.changed:
+                await trio.to_thread.run_sync(self.own_orders.save)
+        except StorageError as error:  # what is over and still in the file is dropped again at the next start
+            self.note("orders", str(error))
+        for own in self.own_orders:
+            self.control.publish_order(own.gossiped.raw)
 
     async def _remember(self) -> None:
         """Keep the own port and the peers' addresses for the next run."""
@@ -273,6 +320,8 @@ class Node:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)
+            for own in self.own_orders:
+                self.on_order(own.order.raw, self.context.account)
             await self._remember()
             self.context.journal.forget(self._ended_jobs())
             await nursery.start(self.context.ledger.run)

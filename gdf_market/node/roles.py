@@ -12,6 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import structlog
 import trio
@@ -304,7 +305,7 @@ class Roles:
         unit = self._files.unit(Action(*key, 0))
         action = Action(*key, unit.release_ms)
         ensure(key not in self._busy, LocalError("this challenge is under way"))
-        where = {"job": job, "round": round_index, "slot": slot}
+        where: dict[str, Any] = {"job": job, "round": round_index, "slot": slot}
         trial = context.seal(AuditCommit, **where, role="challenge", proof="", digest=job)
         check_entry(context.state, trial, max(now_ms(), context.ledger.replica.time_ms + 1))
         self._busy.add(key)

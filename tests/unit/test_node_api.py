@@ -13,8 +13,9 @@ import msgspec
 import pytest
 import trio
 
+from gdf_market import messages
 from gdf_market.book.core import OrderBook
-from gdf_market.errors import StorageError
+from gdf_market.errors import RuleError, StorageError, UsageError
 from gdf_market.messages import JobCancel, JobPost
 from gdf_market.node import api as module
 from gdf_market.node import neighbours
@@ -24,6 +25,7 @@ from gdf_market.node.datadir import DataDir
 from gdf_market.node.ledger_service import NotFinalError
 from gdf_market.node.neighbours import Neighbours
 from gdf_market.node.node import Node
+from gdf_market.node.own_orders import MAX_ORDERS, OwnOrders
 from gdf_market.units import CREDIT
 from ledger import effects as core
 from tests.contracts_world import key_of, make_world, post
@@ -107,6 +109,7 @@ ROUTES = [
     ("GET", "/orders"),
     ("POST", "/orders"),
     ("POST", "/orders/00/post"),
+    ("POST", "/orders/00/void"),
     ("POST", "/holders"),
     ("POST", "/challenge"),
     ("POST", "/fetch"),
@@ -297,7 +300,102 @@ async def test_an_order_that_the_ledger_would_refuse_is_never_announced(
 
 
 async def test_only_own_orders_are_posted(client: httpx.AsyncClient) -> None:
-    assert "not published by this node" in refused(await client.post(f"/orders/{'ab' * 32}/post"), 400, 2)
+    assert "waits to be posted" in refused(await client.post(f"/orders/{'ab' * 32}/post"), 400, 2)
+
+
+async def test_a_replaced_order_is_posted_by_nobody(
+    client: httpx.AsyncClient, kit: Kit, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+    kit.world.time_ms -= 5_000  # a clock that was set back does not keep an owner from replacing
+    body = {"fields": order_fields(kit, title="better"), "replace": old[:12]}
+    new = (await client.post("/orders", json=body)).json()["order"]
+    kit.world.time_ms += 5_000
+    assert [order.spec.title for order in node.book.orders()] == ["better"]
+    assert "waits to be posted" in refused(await client.post(f"/orders/{old}/post"), 400, 2)
+    assert "waits to be posted" in refused(await client.post("/orders", json=body), 400, 2)
+    assert (await client.post(f"/orders/{new}/post")).json() == {"entry": new, "height": kit.world.height}
+    node.on_block(finalized(kit))
+    assert len(node.book) == len(node.own_orders) == 0
+
+
+def finalized(kit: Kit) -> core.Finalized:
+    """Return the last block, as the ledger announces it."""
+    return core.Finalized(kit.world.height, kit.world.time_ms, (), tuple(kit.ledger.entries[-1:]))
+
+
+async def test_an_order_taken_back_is_gone_for_everybody_and_for_good(
+    client: httpx.AsyncClient, kit: Kit, node: Node
+) -> None:
+    order = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+    (raw,) = cast(Any, node.control).gossiped
+    answer = (await client.post(f"/orders/{order[:10]}/void")).json()
+    assert answer == {"order": order, "entry": kit.ledger.entries[-1].id, "height": kit.world.height}
+    assert cast(Any, node.control).gossiped[1:] == [kit.ledger.entries[-1].raw]
+    assert len(node.book) == 0
+    assert not node.on_order(raw, OTHER)
+    node.on_block(finalized(kit))
+    assert len(node.own_orders) == 0
+    kit.world.refuse(messages.open_entry(raw, kit.world.network), "nonce")
+    other = Node(
+        node.data, node.settings, kit.context, node.control, OrderBook(kit.world.network), worker=False, poison=""
+    )
+    assert not other.on_order(raw, OTHER)  # of a node that heard neither the order nor the void before
+    assert other.book.refused == {"spent": 1}
+
+
+async def test_a_void_that_is_not_final_yet_is_gossiped_and_can_be_asked_for_again(
+    client: httpx.AsyncClient, kit: Kit, node: Node
+) -> None:
+    order = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+    kit.ledger.refuse_next = NotFinalError("later")
+    assert refused(await client.post(f"/orders/{order}/void"), 409, 4) == "later"
+    await node._tend_own_orders()
+    sent = cast(Any, node.control).gossiped
+    assert sent[-1] == sent[-2] != sent[0]
+    assert "taken back" in refused(await client.post(f"/orders/{order}/post"), 400, 2)
+    body = {"fields": order_fields(kit), "replace": order}
+    assert "taken back" in refused(await client.post("/orders", json=body), 400, 2)
+    again = Node(node.data, node.settings, kit.context, node.control, node.book, worker=False, poison="")
+    assert [(own.order.id, own.gossiped.raw) for own in again.own_orders] == [(order, sent[-1])]
+    async with client_of(again) as restarted:
+        assert (await restarted.post(f"/orders/{order}/void")).json()["height"] == kit.world.height
+    assert kit.ledger.entries[-1].raw == sent[-1]
+
+
+async def test_an_order_without_the_fee_for_its_void_stays(
+    client: httpx.AsyncClient, kit: Kit, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+
+    def refuse(*_: object) -> None:
+        raise RuleError("the entry's fee takes 1 credits")
+
+    monkeypatch.setattr(node_module, "check_entry", refuse)
+    assert "fee" in refused(await client.post(f"/orders/{order}/void"), 409, 1)
+    assert order in node.book
+    assert "waits to be posted" in refused(await client.post(f"/orders/{'ab' * 32}/void"), 400, 2)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'["{}"]', b"[" * 100_000, b"\xff"])
+def test_a_damaged_file_of_own_orders_is_no_reason_not_to_start(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "orders.json").write_bytes(content)
+    assert list(OwnOrders(tmp_path / "orders.json", "ab" * 32)) == []
+
+
+def test_own_orders_are_bounded_and_named_by_the_start_of_their_id(tmp_path: Path, kit: Kit) -> None:
+    orders = OwnOrders(tmp_path / "orders.json", kit.world.network)
+    entries = [kit.world.job_entry(nonce=nonce) for nonce in range(MAX_ORDERS + 1)]
+    for entry in entries[:-1]:
+        orders.put(entry)
+    with pytest.raises(UsageError, match="open"):
+        orders.put(entries[-1])
+    with pytest.raises(UsageError, match="give more characters"):
+        orders.find("")
+    assert orders.find(entries[3].id.upper()).order is entries[3]
+    orders.save()
+    assert [own.order for own in OwnOrders(tmp_path / "orders.json", kit.world.network)] == entries[:-1]
+    assert len(OwnOrders(tmp_path / "orders.json", "ab" * 32)) == 0  # of another network
 
 
 async def test_own_orders_stop_when_they_expire(
@@ -316,7 +414,8 @@ async def test_own_orders_stop_when_they_expire(
         await trio.sleep(3 * node_module.REPUBLISH_S)
         assert len(gossiped) == count
         nursery.cancel_scope.cancel()
-    assert node._own_orders == {}
+    assert len(node.own_orders) == 0
+    assert node.data.orders.read_bytes() == b"[]"
     assert len(node.book) == 0
 
 
