@@ -13,6 +13,8 @@ from gdf_market.errors import MalformedError, PeerError, UsageError, ensure
 from gdf_market.identity import public_key
 from gdf_market.node import limits
 
+CIRCUIT = "/p2p-circuit"
+_NOBODY = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"  # stands for an account where none is known yet
 _HOSTS = ("ip4", "ip6", "dns4", "dns6", "dns")
 
 
@@ -30,22 +32,67 @@ def multiaddr_of(host: str, port: int) -> str:
 def split_peer(address: str) -> tuple[str, str]:
     """Return (account, transport address) of ``/ip4/…/tcp/…/p2p/<account>``.
 
-    Raises MalformedError for anything else (peers send these too, so relays,
-    other transports and other suffixes are refused).
+    The address may lead through one relay: ``/ip4/…/tcp/…/p2p/<relay>/p2p-circuit/p2p/<account>``,
+    whose transport address ends with ``p2p-circuit``.  Raises MalformedError for anything
+    else (peers send these too, so two relays, other transports and other suffixes are refused).
     """
     wrong = MalformedError(f"{address[:80]!r} is not an address like /ip4/192.0.2.1/tcp/4001/p2p/12D3KooW…")
     ensure(len(address) <= limits.MAX_ADDRESS_TEXT, wrong)
-    parts = address.split("/")
-    ensure(len(parts) == 7 and parts[0] == "" and parts[1] in _HOSTS and parts[3] == "tcp" and parts[5] == "p2p", wrong)
-    transport = "/".join(parts[:5])
+    transport, _, account = address.rpartition("/p2p/")
+    direct = transport
+    if transport.endswith(CIRCUIT):
+        direct, _, relay = transport.removesuffix(CIRCUIT).rpartition("/p2p/")
+        ensure(relay != account and _is_account(relay), wrong)
+    parts = direct.split("/")
+    ensure(len(parts) == 5 and parts[0] == "" and parts[1] in _HOSTS and parts[3] == "tcp", wrong)
     try:
-        Multiaddr(transport)
-        public_key(parts[6])
-        usable = parts[4].isdecimal() and int(parts[4]) > 0
-    except (PeerError, ValueError):
+        Multiaddr(direct)
+        usable = parts[4].isascii() and parts[4].isdecimal() and int(parts[4]) > 0
+    except ValueError:
         usable = False
-    ensure(usable, wrong)
-    return parts[6], transport
+    ensure(usable and _is_account(account), wrong)
+    return account, transport
+
+
+def _is_account(text: str) -> bool:
+    try:
+        public_key(text)
+    except PeerError:
+        return False
+    return True
+
+
+def is_circuit(transport: str) -> bool:
+    """Say whether a transport address leads through a relay."""
+    return transport.endswith(CIRCUIT)
+
+
+def split_circuit(transport: str) -> tuple[str, str]:
+    """Return (relay, its direct transport address) of a transport address that ends with ``p2p-circuit``."""
+    direct, _, relay = transport.removesuffix(CIRCUIT).rpartition("/p2p/")
+    return relay, direct
+
+
+def group(host: str) -> str:
+    """Return the network that an IP address is counted under: /24 for IPv4, /48 for IPv6, a name as it is.
+
+    Empty for this machine and for private networks, where many peers at one place are no sign of an attack.
+    """
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback or address.is_private or address.is_link_local:
+        return ""
+    prefix = 24 if address.version == 4 else 48
+    return str(ipaddress.ip_network((address, prefix), strict=False))
+
+
+def host_of(transport: str) -> str:
+    """Return the IP address or name in a transport address (a relay's, if it leads through one)."""
+    return transport.split("/")[2]
 
 
 def check_transports(account: str, addresses: Iterable[str]) -> tuple[str, ...]:
@@ -64,9 +111,11 @@ def check_transports(account: str, addresses: Iterable[str]) -> tuple[str, ...]:
 def advertised(bound: Sequence[str], account: str, announce: Sequence[str]) -> tuple[str, ...]:
     """Return full multiaddrs for what a host is bound to: announced ones first, real ones in place of 0.0.0.0 and ::.
 
+    An announced address without ``/tcp/…`` gets the port that the host is bound to.
     Raises UsageError for an ``announce`` that is no multiaddr of this node.
     """
-    found = [_announced(address, account) for address in announce]
+    port = bound[0].split("/")[4] if bound else "0"
+    found = [_announced(address, port, account) for address in announce]
     for address in bound:
         _, family, host, _, port = address.split("/")[:5]
         hosts = _interfaces(family) if ipaddress.ip_address(host).is_unspecified else [host]
@@ -74,15 +123,38 @@ def advertised(bound: Sequence[str], account: str, announce: Sequence[str]) -> t
     return tuple(dict.fromkeys(found))
 
 
-def _announced(address: str, account: str) -> str:
-    full = address if "/p2p/" in address else f"{address}/p2p/{account}"
-    try:
-        owner, _ = split_peer(full)
-    except MalformedError as error:
-        raise UsageError(f"cannot announce {address!r}: {error}") from None
-    if owner != account:
+def _announced(address: str, port: str, account: str) -> str:
+    transport, _, owner = address.partition("/p2p/")
+    if owner not in ("", account):
         raise UsageError(f"cannot announce {address!r}: it names another node than {account}")
-    return full
+    full = transport if "/tcp/" in transport else f"{transport}/tcp/{port}"
+    try:
+        split_peer(f"{full}/p2p/{account}")
+    except MalformedError:
+        raise UsageError(
+            f"cannot announce {address!r}: it is not an address like /ip4/203.0.113.7/tcp/4001, /ip4/203.0.113.7 "
+            "or /dns4/node.example.org"
+        ) from None
+    return f"{full}/p2p/{account}"
+
+
+def check_announce(address: str) -> str:
+    """Return ``address`` if a node can announce it.  Raises UsageError.
+
+    ``/ip4/…`` or ``/dns4/…``, with the control host's ``/tcp/<port>`` or without a port, and no peer: the
+    setting is read before there is a key.
+    """
+    ensure(
+        "/p2p/" not in address,
+        UsageError(f"cannot announce {address!r}: leave /p2p/… out, the node adds its own"),
+    )
+    _announced(address, "1", _NOBODY)
+    return address
+
+
+def announced_elsewhere(announce: Iterable[str]) -> tuple[str, ...]:
+    """Return what another host of the same node announces: the same places, without the first one's port."""
+    return tuple(dict.fromkeys("/".join(one.split("/")[:3]) for one in announce))
 
 
 def _interfaces(family: str) -> list[str]:
@@ -93,6 +165,13 @@ def _interfaces(family: str) -> list[str]:
             if entry.family == wanted and not ipaddress.ip_address(entry.address.partition("%")[0]).is_link_local:
                 found.append(entry.address)
     return sorted(found, key=lambda host: (ipaddress.ip_address(host).is_loopback, host))  # loopback is the last resort
+
+
+def own_hosts() -> frozenset[str]:
+    """Return the IP addresses of this machine's interfaces."""
+    entries = [entry for each in psutil.net_if_addrs().values() for entry in each]
+    wanted = (socket.AF_INET, socket.AF_INET6)
+    return frozenset(entry.address.partition("%")[0] for entry in entries if entry.family in wanted)
 
 
 def is_loopback(host: str) -> bool:
@@ -108,4 +187,5 @@ def observed(transports: Iterable[str], remote: tuple[str, int] | None) -> list[
     if remote is None:
         return []
     family = "ip6" if ":" in remote[0] else "ip4"
-    return [f"/{family}/{remote[0]}/tcp/{port}" for port in sorted({one.split("/")[4] for one in transports})]
+    ports = {one.split("/")[4] for one in transports if not is_circuit(one)}
+    return [f"/{family}/{remote[0]}/tcp/{port}" for port in sorted(ports)]

@@ -56,6 +56,12 @@ class _Service:
         self._host, self._client, self._server, self._nursery = host, client, server, nursery
         self._writing = trio.Lock()
         self._calls: dict[int, trio.CancelScope] = {}
+        self._members: dict[str, str] = {}  # bulk hosts of linked accounts, by account
+        self._relays = False
+        self._candidates: list[tuple[str, list[str]]] = []
+        self._relayed = host.use_circuits(lambda peer: self._relays and peer in self._members.values(), server.blame)
+        self._relayed.want(lambda: self._candidates)
+        nursery.start_soon(self._relayed.run)
 
     async def reply(self, message: dict[str, Any]) -> None:
         """Write one reply."""
@@ -75,8 +81,10 @@ class _Service:
                         scope.cancel()
                 # these three take effect in order with the requests around them, and get no reply
                 case "add_source":
+                    self._members[request["account"]] = request["peer"]
                     self._client.add_source(request["account"], request["peer"], request["addresses"])
                 case "remove_source":
+                    self._members.pop(request["account"], None)
                     self._client.remove_source(request["account"])
                 case "limits":
                     self._server.limit_upload(request["upload_bytes_per_s"])
@@ -109,6 +117,13 @@ class _Service:
                     "received_bytes": self._client.meter.total_bytes,
                     "sources": self._client.measured(),
                 }
+            case "relays":
+                wanted = [(peer, addresses) for peer, addresses in request["candidates"]]
+                self._relays, changed = request["relay"], wanted != self._candidates
+                self._candidates = wanted
+                if changed:
+                    self._relayed.look()
+                return list(self._relayed.addresses)
             case other:
                 raise LocalError(f"unknown operation {other!r}")
 

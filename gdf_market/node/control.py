@@ -13,16 +13,19 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from gdf_market.codec import encode
+from gdf_market.codec import encode, sha256
 from gdf_market.errors import PeerError
 from gdf_market.identity import Identity
 from gdf_market.node import limits
+from gdf_market.node.addresses import check_transports, is_circuit
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.discovery import Discovery
 from gdf_market.node.frames import DATA, HELLO, VERSION, BulkAddress, Hello, frame, sign_voucher
 from gdf_market.node.gossip import OrderGossip
 from gdf_market.node.links import Callbacks, Links
 from gdf_market.node.p2p import Host, open_host
+from gdf_market.node.reach import DialBack, Reach, Target
+from gdf_market.node.relayed import Relayed
 
 _VOUCHER_MS = 2 * 3_600_000
 _VOUCHER_EVERY_S = 1_800.0
@@ -33,7 +36,8 @@ class ControlHost:
     """``async with ControlHost(…).run() as control:`` serves while the block runs.
 
     ``listen`` is (IP address, port); ``bootstrap`` and ``announce`` are multiaddrs
-    (``announce``: extra ones of this node).  ``on_frame(peer, data)``,
+    (``announce``: extra ones of this node); ``relay``: pass bytes for members that
+    cannot be dialled.  ``on_frame(peer, data)``,
     ``on_peer_up(peer)``, ``on_peer_down(peer)``, ``on_order(raw, peer) -> relay it?`` and
     ``on_bulk(peer, address)`` are called in the trio loop and return soon; peers are account ids.
     """
@@ -46,6 +50,7 @@ class ControlHost:
         listen: tuple[str, int] = ("0.0.0.0", 0),  # noqa: S104  # a node is there to be reached
         bootstrap: Sequence[str] = (),
         announce: Sequence[str] = (),
+        relay: bool = True,
         on_frame: Callable[[str, bytes], None],
         on_peer_up: Callable[[str], None],
         on_peer_down: Callable[[str], None],
@@ -53,7 +58,7 @@ class ControlHost:
         on_bulk: Callable[[str, BulkAddress], None] = lambda peer, address: None,
     ) -> None:
         self._identity, self._network = identity, network
-        self._listen, self._announce = listen, announce
+        self._listen, self._announce, self._relay = listen, announce, relay
         self._callbacks = Callbacks(on_frame, on_peer_up, on_peer_down, on_bulk)
         self._gossip = OrderGossip(network, on_order)
         self._session = secrets.token_hex(16)
@@ -61,6 +66,8 @@ class ControlHost:
         self._bulk: tuple[str, tuple[str, ...]] | None = None
         self._host: Host
         self._links: Links
+        self._relayed: Relayed
+        self.reach: Reach
         self._nursery: trio.Nursery
 
     @asynccontextmanager
@@ -73,6 +80,8 @@ class ControlHost:
                     self._nursery.start_soon(self._discovery.run, self._host, lambda: len(self._links))
                     self._nursery.start_soon(self._send_news)
                     self._nursery.start_soon(self._links.watch)
+                    self._nursery.start_soon(self.reach.run)
+                    self._nursery.start_soon(self._relayed.run)
                     try:
                         yield self
                     finally:
@@ -93,6 +102,26 @@ class ControlHost:
     def addresses(self) -> list[str]:
         """Multiaddrs that others can reach this node by, best first."""
         return list(self._host.addresses)
+
+    @property
+    def port(self) -> int:
+        """The TCP port of this host."""
+        return self._host.port
+
+    @property
+    def relays(self) -> tuple[str, ...]:
+        """Peers through which others reach this node; none are wanted while it can be dialled."""
+        return self._relayed.relays
+
+    @property
+    def relaying(self) -> int:
+        """Circuits that pass through this node now."""
+        return self._host.relay.reservations.circuits if self._host.relay is not None else 0
+
+    @property
+    def dialled(self) -> frozenset[str]:
+        """Linked peers that this node dialled at an address of theirs."""
+        return frozenset(peer for peer in self._links.up if self._has(peer, initiator=True))
 
     @property
     def peer_addresses(self) -> tuple[str, ...]:
@@ -143,6 +172,23 @@ class ControlHost:
         """Vouch for this node's bulk host to all peers, from now on."""
         self._bulk = (peer, tuple(addresses[: limits.MAX_ADDRESSES]))
         self._links.news.set()
+        self.reach.news()
+
+    def bulk_relays(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Return (peer, transport addresses) of bulk hosts that may relay for ours, best first; none if it needs none.
+
+        Those of the accounts that relay for the control host come first.
+        """
+        if self.reach.bulk.inbound != "no":
+            return []
+        hints = self.bulk_hints
+        accounts = dict.fromkeys([*self._relayed.relays, *self._relay_order()])
+        found = (
+            (hints[one].peer, check_transports(hints[one].peer, hints[one].addresses))
+            for one in accounts
+            if one in hints
+        )
+        return [(peer, direct) for peer, all_ in found if (direct := tuple(one for one in all_ if not is_circuit(one)))]
 
     def _prepare(self, host: Host) -> None:
         self._host = host
@@ -156,6 +202,38 @@ class ControlHost:
             self._gossip,
         )
         self._gossip.attach(host, self._links.blame)
+        self._relayed = host.use_circuits(self._may_reserve, self._links.blame)
+        self._relayed.want(self._relay_candidates)
+        self._relayed.changed = self._links.news.set
+        self.reach = Reach(host, self._network, lambda: self._links.up, self._reach_targets, self._relayed.look)
+        DialBack(host, self._network, lambda peer: peer in self._links.up, self._links.blame)
+
+    def _reach_targets(self) -> tuple[Target, ...]:
+        control = Target(peer=self.account, port=self._host.port)
+        if self._bulk is None:
+            return (control,)
+        direct = [one for one in check_transports(*self._bulk) if not is_circuit(one)]
+        return (control, *(Target(peer=self._bulk[0], port=int(one.split("/")[4])) for one in direct[:1]))
+
+    def _may_reserve(self, peer: str) -> bool:
+        """A relay that cannot be dialled itself is of no use to anybody."""
+        return self._relay and peer in self._links.up and self.reach.control.inbound != "no"
+
+    def _relay_candidates(self) -> list[tuple[str, Sequence[str]]]:
+        if self.reach.control.inbound != "no":
+            return []
+        return [(peer, self._discovery.book.addresses(peer)) for peer in self._relay_order()]
+
+    def _relay_order(self) -> list[str]:
+        """Return linked peers that this node dialled, in an order of its own, so that not all use the same relay."""
+        return sorted(self.dialled, key=lambda peer: sha256((self.account + peer).encode()))
+
+    def _has(self, peer: str, *, initiator: bool) -> bool:
+        """Say whether there is a direct connection to ``peer`` that this node dialled (or, else, accepted)."""
+        return any(
+            conn.muxed_conn.is_initiator == initiator and conn.muxed_conn.get_remote_address() is not None
+            for conn in self._host.connections(peer)
+        )
 
     def _hello(self) -> bytes:
         voucher = None
@@ -180,6 +258,7 @@ class ControlHost:
                 await self._links.news.wait()
             await trio.sleep(_NEWS_S)
             self._links.news = trio.Event()
+            self.reach.news()
             if self._links.up:
                 packed = frame(HELLO, self._hello())
                 for link in list(self._links.up.values()):

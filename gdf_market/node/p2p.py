@@ -33,11 +33,13 @@ from multiaddr import Multiaddr
 
 from gdf_market.errors import LocalError, PeerError
 from gdf_market.node import limits
-from gdf_market.node.addresses import advertised, multiaddr_of
+from gdf_market.node.addresses import advertised, is_circuit, multiaddr_of
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.counters import Counters
 from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.muxer import LimitedMuxers
+from gdf_market.node.relay import RelayService
+from gdf_market.node.relayed import Relayed
 from gdf_market.node.transport import CappedTCP, check_port_free
 
 StreamHandler = Callable[[INetStream], Awaitable[None]]
@@ -157,12 +159,22 @@ class Host:
         self._transport = transport
         self._dialing = trio.CapacityLimiter(8)
         self.account = str(host.get_id())
-        self.addresses: tuple[str, ...] = ()
+        self.direct: tuple[str, ...] = ()  # multiaddrs of this host without those through relays
+        self.relay: RelayService | None = None
+        self.relayed: Relayed | None = None
 
     @property
     def swarm(self) -> Any:
         """The library's network object."""
         return self.raw.get_network()
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Full multiaddrs that others can reach this host by, best first.
+
+        Those through relays come before the direct ones: there are some only while nobody can dial this host.
+        """
+        return self.direct if self.relayed is None else (*self.relayed.addresses, *self.direct)
 
     @property
     def port(self) -> int:
@@ -186,6 +198,12 @@ class Host:
         """Serve ``protocol`` with ``handler``, guarded."""
         self.raw.set_stream_handler(protocol, safe_handler(handler, self.counters, blame))
 
+    def use_circuits(self, may_reserve: Callable[[str], bool], blame: Blame) -> Relayed:
+        """Relay for the members that ``may_reserve``, reach others through relays, and be reached so."""
+        self.relay = RelayService(self, may_reserve, blame)
+        self.relayed = Relayed(self, blame)
+        return self.relayed
+
     def on_connection(self, connected: Callable[[str], None], disconnected: Callable[[str], None]) -> None:
         """Call these with the peer's id after each connection made and each one lost."""
         self.swarm.register_notifee(_Watcher(connected, disconnected))
@@ -197,13 +215,22 @@ class Host:
             if self.connections(peer):
                 return True
             try:
-                async with self._dialing:
-                    with trio.fail_after(limits.DIAL_S):
-                        await self.swarm.dial_addr(Multiaddr(address), peer_id)
+                if is_circuit(address):
+                    await self._dial_through(peer, address)
+                else:
+                    async with self._dialing:
+                        with trio.fail_after(limits.DIAL_S):
+                            await self.swarm.dial_addr(Multiaddr(address), peer_id)
                 return True
             except Exception as error:  # the library raises many kinds; each means: not reached
                 self.counters.add("dial", peer=peer, address=address, error=repr(error))
         return False
+
+    async def _dial_through(self, peer: str, address: str) -> None:
+        if self.relayed is None:
+            raise LocalError(f"this host uses no relays; {address} is of no use to it")
+        with trio.fail_after(3 * limits.DIAL_S):  # the relay may have to be dialled first, and takes its time
+            await self.relayed.dial(peer, address)
 
     async def open_stream(self, peer: str, protocol: str) -> INetStream:
         """Open a stream to a connected peer; raises whatever the library raises."""
@@ -244,7 +271,7 @@ async def open_host(
                 check_port_free(*listen)
                 raise LocalError(f"cannot listen on {maddr}")
             bound = [str(address) for address in raw.get_transport_addrs()]
-            host.addresses = advertised(bound, host.account, announce)
+            host.direct = advertised(bound, host.account, announce)
             yield host
         finally:
             with trio.CancelScope(shield=True), trio.move_on_after(5):
