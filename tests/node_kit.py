@@ -89,6 +89,7 @@ class LocalBulk:
 
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
+        self.upload_bytes_per_s = self.download_bytes_per_s = 0
         self.hangs: set[str] = set()
         self.fetched: Counter[str] = Counter()
 
@@ -103,6 +104,12 @@ class LocalBulk:
         if self.blobs.manifest(root).size > max_bytes:
             raise OversizedError(f"blob {root[:16]} is larger than {max_bytes} bytes")
         return self.blobs.path(root)
+
+    def limit_upload(self, bytes_per_s: int) -> None:
+        self.upload_bytes_per_s = bytes_per_s
+
+    def limit_download(self, bytes_per_s: int) -> None:
+        self.download_bytes_per_s = bytes_per_s
 
     async def holders(self, root: str) -> int:
         check_root(root)

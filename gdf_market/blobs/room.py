@@ -23,6 +23,7 @@ from gdf_market.errors import StorageError
 
 GRACE_S = 900.0  # since the last use
 SPARE_DISK_BYTES = 64 << 20  # left free for the ledger
+MOST_BYTES = 20 << 30  # of the disk, unless somebody says otherwise
 
 
 class QuotaError(StorageError):
@@ -48,6 +49,11 @@ class Usage:
     ended: int
     collectable: int
     blobs: int
+
+
+def sensible_quota(held: int, free: int) -> int:
+    """Return what blobs may take where nobody said: a half of what is free or theirs, at most MOST_BYTES."""
+    return min(MOST_BYTES, (held + free) // 2)
 
 
 def choose(held: Iterable[Held], pins: Pins | None, need: int, before_s: float) -> list[Held]:

@@ -12,7 +12,7 @@ import trio
 
 from contracts.records import Job
 from contracts.state import State
-from gdf_market.blobs.store import BlobStore
+from gdf_market.blobs.store import BlobStore, MissingBlobError
 from gdf_market.codec import decode
 from gdf_market.errors import StorageError
 from gdf_market.identity import Identity
@@ -91,7 +91,7 @@ class NodeContext:
         lock = self._fetching.setdefault(key, trio.Lock())
         try:
             async with lock:  # two roles that need the same job share one download; another job does not wait for it
-                if key not in self._files:
+                if key not in self._files or not await trio.to_thread.run_sync(self._are_held, self._files[key]):
                     found = await self._fetch_files(spec)
                     if len(self._files) >= MAX_FILES:
                         self._files.clear()
@@ -100,6 +100,15 @@ class NodeContext:
         finally:
             if not lock.statistics().tasks_waiting:
                 self._fetching.pop(key, None)
+
+    def _are_held(self, files: JobFiles) -> bool:
+        """Say whether the files are still there, and note that they are used: they may have made room for others."""
+        try:
+            for path in (files.program, files.data, files.content):
+                self.blobs.path(path.name)  # a blob's file has its root as name
+        except (MissingBlobError, StorageError):
+            return False
+        return True
 
     async def _fetch_files(self, spec: JobPost) -> JobFiles:
         program = await self.bulk.fetch(spec.program, max_bytes=min(MAX_PROGRAM_BYTES, self.settings.max_blob_bytes))

@@ -20,6 +20,8 @@ from contracts.block import check_entry
 from contracts.jobs import escrow_of
 from contracts.records import Job
 from contracts.state import network_id
+from gdf_market.blobs.disk import storing
+from gdf_market.blobs.room import sensible_quota
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
 from gdf_market.errors import PeerError, RuleError, StorageError, UsageError, ensure
@@ -40,6 +42,8 @@ from gdf_market.node.machine import unit_memory_bytes
 from gdf_market.node.metrics import serve_metrics
 from gdf_market.node.notify import Notifier
 from gdf_market.node.own_orders import OwnOrders
+from gdf_market.node.pinning import Pinner
+from gdf_market.node.repairing import Repairer
 from gdf_market.node.roles import Roles
 from gdf_market.node.settings import Settings
 from gdf_market.node.trainer import Trainer
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
 
 REPUBLISH_S = 5.0  # an order is gossiped again this often until its job is final
 MAX_NOTES = 64
+_STATS_S = 2.0  # the blobs' process may be starting anew
 ENDED = ("done", "cancelled", "expired")
 
 log = structlog.get_logger("gdf.node")
@@ -77,6 +82,8 @@ class Node:
         self.notes: dict[str, str] = {}
         self.url = ""
         self.own_orders = OwnOrders(data.orders, context.network)
+        self.pinner = Pinner(context, orders=self._own_specs, in_use=self.roles.get_jobs_in_use)
+        self.repairer = Repairer(context, self.pinner)
         self.notifier = Notifier(context.account, settings.notify)
         self._stop = trio.Event()
         self.controls = (
@@ -123,9 +130,18 @@ class Node:
             "hold": self.controls.get_hold() if self.controls is not None else "",
             "step": list(self.context.trainer.progress or ()) or None,
             "dropped": self.context.ledger.dropped,
+            "storage": self.pinner.status() | {"copied": self.repairer.copied, "short": dict(self.repairer.short)},
+            "limits": {"up": self.context.bulk.upload_bytes_per_s, "down": self.context.bulk.download_bytes_per_s},
             "notes": dict(self.notes),
             "uptime_s": (now_ms() - self._started_ms) // 1_000,
         }
+
+    async def refused(self) -> dict[str, int]:
+        """Return how often each reason to refuse a peer something occurred; those of the blobs' host begin with bulk-."""
+        counts = self.control.counters
+        with trio.move_on_after(_STATS_S):
+            counts |= {f"bulk-{name}": count for name, count in (await self.context.bulk.stats())["counters"].items()}
+        return counts
 
     def _idle_reasons(self) -> dict[str, str]:
         """Return why this node has no bid, by job; under "*" what concerns all of them."""
@@ -249,6 +265,10 @@ class Node:
         """Say whether the ledger took an entry of this author with this nonce within the life of any order."""
         return nonce in self.context.state.used.get(author, ())
 
+    def _own_specs(self) -> list[JobPost]:
+        """Return the own orders that may still become jobs."""
+        return [own.order.body for own in self.own_orders if isinstance(own.order.body, JobPost) and own.void is None]
+
     def on_block(self, block: core.Finalized) -> None:
         """React to a finalized block: orders that became jobs, notes of jobs that ended."""
         for entry in block.entries:
@@ -328,6 +348,8 @@ class Node:
             await nursery.start(self._serve_api)
             nursery.start_soon(self.roles.run)
             nursery.start_soon(self._tend_book)
+            nursery.start_soon(self.pinner.run)
+            nursery.start_soon(self.repairer.run)
             nursery.start_soon(self.declarer.run)
             nursery.start_soon(self.notifier.run)
             if self.settings.metrics_port:
@@ -354,6 +376,16 @@ def _trainer(settings: Settings) -> Trainer:
         devices=devices if len(devices) > 1 else (),
         memory_bytes=settings.memory_bytes or unit_memory_bytes(devices),
     )
+
+
+def _blob_store(data: DataDir, settings: Settings) -> BlobStore:
+    """Open the store of the folder, with the quota that is set or a sensible one.  Raises StorageError."""
+    blobs = BlobStore(data.blobs, max_blob_bytes=settings.max_blob_bytes)
+    blobs.clean_staging(time.time() - 86_400)
+    with storing(data.blobs):
+        free = shutil.disk_usage(data.blobs).free
+    blobs.room.quota_bytes = settings.blob_quota or sensible_quota(blobs.total_bytes(), free)
+    return blobs
 
 
 @contextlib.contextmanager
@@ -389,15 +421,24 @@ async def open_node(
         port = neighbours.choose_port(settings.listen_host, settings.listen_port, known.port)
         store = stack.enter_context(contextlib.closing(LedgerStore(data.ledger)))
         store.create(genesis)
-        blobs = BlobStore(data.blobs, max_blob_bytes=settings.max_blob_bytes)
-        blobs.clean_staging(time.time() - 86_400)
+        blobs = _blob_store(data, settings)
         scratch = stack.enter_context(_scratch(data.root / "scratch"))
         book = OrderBook(network)
         holder: list[Node] = []
         async with (
-            BulkHost(identity, network, data.blobs, host=settings.listen_host, port=settings.bulk_port) as bulk,
+            BulkHost(
+                identity,
+                network,
+                data.blobs,
+                host=settings.listen_host,
+                port=settings.bulk_port,
+                quota_bytes=blobs.room.quota_bytes or 0,
+            ) as bulk,
             _trainer(settings) as trainer,
         ):
+
+            bulk.limit_upload(settings.limit_up)
+            bulk.limit_download(settings.limit_down)
 
             def gone(peer: str) -> None:
                 bulk.remove_source(peer)

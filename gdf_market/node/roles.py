@@ -75,6 +75,10 @@ class Roles:
         self.trained = 0
         self.audited = 0
 
+    def get_jobs_in_use(self) -> set[str]:
+        """Return the jobs for which something is done at this moment."""
+        return {job for _, job, _, _ in self._busy}
+
     async def run(self) -> None:
         """Serve until cancelled."""
         async with trio.open_nursery() as nursery:
