@@ -3,15 +3,16 @@
 Rules kept here:
 1. Nothing is written and nothing is asked of any other host; pages work without JavaScript.
 2. Templates escape everything; the Content-Security-Policy allows this origin's own style and script files only.
-3. Every page is a typed value first; ``?format=json`` shows that value.
+3. Every page is a typed value first; ``?format=json`` shows that value, ``?format=csv&table=NAME`` a list in it.
+4. Heavy work (a replay) is asked for by this site's own pages, and runs in another process, one at a time.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,15 +27,40 @@ from starlette.staticfiles import StaticFiles
 
 from contracts.state import network_id
 from gdf_market.errors import StorageError, UsageError
-from ledger.explorer import accounts, blocks, entries, jobs, overview, present, rounds, search, units, validators
+from ledger.explorer import (
+    accounts,
+    aggregates,
+    audit,
+    blocks,
+    book,
+    entries,
+    fairness,
+    jobs,
+    overview,
+    present,
+    rounds,
+    search,
+    tables,
+    units,
+    validators,
+)
 from ledger.explorer import events as event_pages
+from ledger.explorer.changes import EntryChanges
 from ledger.explorer.charts import waterfall_bar
+from ledger.explorer.proofs import NoProofError, Proofs, VerifyPage
 from ledger.explorer.queries import MAX_PAGE, Ledger, Reader, open_ledger
 from ledger.explorer.security import SecurityHeaders
-from ledger.explorer.totals import Totals, TotalsCache
+from ledger.explorer.totals import Totals, compute_totals
+from ledger.explorer.worker import Worker
 
-MACROS = {"m": "_macros.html", "charts": "_charts.html"}  # name in all templates -> file
+MACROS = {
+    "m": "_macros.html",
+    "charts": "_charts.html",
+    "plots": "_plots.html",
+    "verify": "_verify.html",
+}  # name in all templates -> file
 PAGE = 25  # rows of a list unless ?limit= asks for less or more
+FORMATS = ("html", "json", "csv")
 MAX_NUMBER = 2**53 - 1
 MAX_SKIP = 10_000  # jobs that paging walks over
 HERE = Path(__file__).parent
@@ -48,14 +74,29 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class Sums:
+    """What takes a pass over a whole table, kept until the head moves."""
+
+    def __init__(self) -> None:
+        self.totals = aggregates.Cached(lambda reader: compute_totals(reader, reader.height()))
+        self.rewards = aggregates.Cached(aggregates.rewards)
+        self.over_time = aggregates.Cached(aggregates.over_time)
+
+
 @dataclass(frozen=True)
 class View:
     """What every page is made from: one snapshot, its totals, and how the request asks for paging."""
 
     request: Request
     reader: Reader
-    totals: Callable[[], Totals]
+    sums: Sums
     network: str
+    worker: Worker
+    changes: EntryChanges
+
+    def totals(self) -> Totals:
+        """Return the sums over the state of the snapshot."""
+        return self.sums.totals.get(self.reader)
 
     def path_number(self, name: str) -> int:
         """Return a number in the path; 404 when it is out of range."""
@@ -166,6 +207,34 @@ def _events(view: View) -> object:
     return event_pages.load(view.reader, wanted, view.limit(), view.query_number("before"))
 
 
+def _fairness(view: View) -> object:
+    reader, sums = view.reader, view.sums
+    return fairness.load(
+        view.totals(),
+        sums.rewards.get(reader),
+        sums.over_time.get(reader),
+        jobs.audit_floors(reader),
+        reader.oldest(),
+    )
+
+
+def _book(view: View) -> object:
+    return book.load(view.reader)
+
+
+def _audit(view: View) -> object:
+    return audit.load(view.reader, view.worker.progress)
+
+
+def _changes(view: View) -> object:
+    name = view.path_text("id")
+    return _found(view.changes.load(view.reader, name), "such entry")
+
+
+def _verify(view: View) -> object:
+    return VerifyPage()
+
+
 def _search(view: View) -> object:
     return search.load(view.reader, view.query_text("q"))
 
@@ -185,6 +254,11 @@ PAGES: tuple[tuple[str, str, Loader], ...] = (
     ("/epochs", "epochs.html", _epochs),
     ("/events", "events.html", _events),
     ("/search", "search.html", _search),
+    ("/book", "book.html", _book),
+    ("/fairness", "fairness.html", _fairness),
+    ("/audit", "audit.html", _audit),
+    ("/entry/{id}/changes", "changes.html", _changes),
+    ("/verify", "verify.html", _verify),
 )
 
 
@@ -194,7 +268,10 @@ class Explorer:
     def __init__(self, ledger: Ledger, clock: Callable[[], int]) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._totals = TotalsCache()
+        self._sums = Sums()
+        self._proofs = Proofs(ledger.path)
+        self.worker = Worker(ledger.path, clock)
+        self._changes = EntryChanges(ledger.path, clock)
         with ledger.read() as reader:
             genesis = reader.genesis()
         self._network = network_id(genesis)
@@ -212,22 +289,48 @@ class Explorer:
 
     def show(self, template: str, load: Loader, request: Request) -> Response:
         """Answer one page request; runs in a worker thread."""
-        if request.query_params.get("format", "html") not in ("html", "json"):
-            raise HTTPException(400, "format must be html or json.")
+        if request.query_params.get("format", "html") not in FORMATS:
+            raise HTTPException(400, "format must be html, json or csv.")
         with self._ledger.read() as reader:
-            page = load(View(request, reader, partial(self._totals.get, reader), self._network))
-        if isinstance(page, search.SearchPage) and len(page.hits) == 1 and not _wants_json(request):
+            page = load(View(request, reader, self._sums, self._network, self.worker, self._changes))
+        if isinstance(page, search.SearchPage) and len(page.hits) == 1 and _format(request) == "html":
             return RedirectResponse(page.hits[0].url, 303)
         return self.answer(request, template, page)
 
     def answer(self, request: Request, template: str, page: object, status: int = 200) -> Response:
-        """Return a page as JSON or HTML."""
-        if _wants_json(request):
+        """Return a page as HTML, JSON or one of its tables as CSV."""
+        form = _format(request)
+        if form == "json":
             return Response(msgspec.json.encode(page), status, media_type="application/json")
-        here = request.url.path
-        json_url = str(request.url.include_query_params(format="json").replace(scheme="", netloc=""))
-        html = self._templates.get_template(template).render(page=page, here=here, json_url=json_url)
+        if form == "csv" and status == 200:
+            return _csv(request, page)
+        address = request.url.replace(scheme="", netloc="")
+        links = [(name, str(address.include_query_params(format="csv", table=name))) for name in tables.tables(page)]
+        html = self._templates.get_template(template).render(
+            page=page,
+            here=request.url.path,
+            json_url=str(address.include_query_params(format="json")),
+            csv_urls=links if status == 200 else [],
+        )
         return Response(html, status, media_type="text/html; charset=utf-8")
+
+    def proof(self, request: Request) -> Response:
+        """Answer with an entry's proof file."""
+        entry_id = str(request.path_params["id"])
+        with self._ledger.read() as reader:
+            _found(reader.entry(entry_id), "such entry")
+        try:
+            data = self._proofs.make(entry_id)
+        except NoProofError as error:
+            raise HTTPException(409, f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
+        name = f'attachment; filename="{entry_id[:16]}.proof"'
+        return Response(data, media_type="application/json", headers={"Content-Disposition": name})
+
+    def start_audit(self, request: Request) -> Response:
+        """Begin a replay, unless one is under way, and show its page."""
+        _own_form(request)
+        self.worker.start()
+        return RedirectResponse("/audit", 303)
 
     def health(self, request: Request) -> Response:
         """Answer whether the file can be read, how high it is, and how old its head is."""
@@ -257,18 +360,40 @@ class ErrorPage:
     message: str
 
 
+def _csv(request: Request, page: object) -> Response:
+    found = tables.tables(page)
+    wanted = request.query_params.get("table", "")
+    if wanted not in found:
+        raise HTTPException(400, f"table={wanted[:40]} is none of this page's: {', '.join(found) or 'it has none'}.")
+    return Response(
+        tables.to_csv(found[wanted]),
+        media_type="text/csv; charset=utf-8",
+        headers={"Content-Disposition": f'attachment; filename="{wanted}.csv"'},
+    )
+
+
+def _own_form(request: Request) -> None:
+    """Refuse a form that another site sends: 403."""
+    site, origin = request.headers.get("sec-fetch-site", "same-origin"), request.headers.get("origin")
+    own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+    if site not in ("same-origin", "none") or origin not in (None, own):
+        raise HTTPException(403, "A replay is started from this explorer's own audit page.")
+
+
 TITLES = {
     400: "That address cannot be read",
+    403: "Not from another site",
     404: "Not in this ledger",
     405: "This explorer only reads",
+    409: "No proof can be made",
     410: "Pruned from this file",
     500: "Something failed",
     503: "The ledger file cannot be read",
 }
 
 
-def _wants_json(request: Request) -> bool:
-    return request.query_params.get("format") == "json"
+def _format(request: Request) -> str:
+    return request.query_params.get("format", "html")
 
 
 def create_app(db: Path, *, clock: Callable[[], int] = now_ms) -> Starlette:
@@ -278,13 +403,22 @@ def create_app(db: Path, *, clock: Callable[[], int] = now_ms) -> Starlette:
     cannot be read.
     """
     explorer = Explorer(open_ledger(db), clock)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        explorer.worker.close()
+
     routes = [Route(path, _endpoint(explorer, template, load), name=path) for path, template, load in PAGES]
     return Starlette(
         routes=[
             *routes,
+            Route("/audit", explorer.start_audit, methods=["POST"]),
+            Route("/proof/{id}", explorer.proof),
             Route("/healthz", explorer.health),
             Mount("/static", StaticFiles(directory=HERE / "static")),
         ],
+        lifespan=lifespan,
         middleware=[Middleware(SecurityHeaders)],
         exception_handlers={
             HTTPException: explorer.failed,

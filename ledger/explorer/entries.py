@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gdf_market.codec import decode
 from gdf_market.errors import PeerError
 from gdf_market.messages import MAX_ENTRY_BYTES, Envelope, open_entry
+from ledger.explorer.changes import Offer, offer
 from ledger.explorer.checks import Check, attempt, compare
 from ledger.explorer.evidence import EvidenceView, evidence_view
 from ledger.explorer.queries import MAX_PAGE, Reader
@@ -28,6 +29,7 @@ class EntryPage:
     fee: int
     fee_per_kib: int
     evidence: EvidenceView | None
+    changes: Offer
     events: list[EventView]
     more_events: bool
 
@@ -56,6 +58,7 @@ def load(reader: Reader, network: str, entry_id: str) -> EntryPage | None:
         fee=reader.sum_events("fee", entry=entry_id),
         fee_per_kib=reader.genesis().entry_fee,
         evidence=evidence_view(reader, network, row),
+        changes=offer(reader, row.height),
         events=event_views(reader, events),
         more_events=len(events) == MAX_PAGE,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from contracts.records import Bid, Job
+from contracts.records import Active, Bid, Job
 from contracts.state import job_key
 from gdf_market.messages import JobPost, Recipe
 from gdf_market.units import PPM
@@ -94,6 +94,13 @@ def load(reader: Reader, job_id: str, rounds: int, before: int | None) -> JobPag
         last_workers=last_workers(reader, job),
         pruned_below=pruned_below,
     )
+
+
+def audit_floors(reader: Reader) -> list[int]:
+    """Return the lottery rates, in parts per million, of the jobs under way."""
+    active = reader.record("active", Active)
+    jobs = reader.records([job_key(name) for name in active.jobs], Job) if active else {}
+    return [job.spec.audit_floor_ppm for job in jobs.values()]
 
 
 def last_workers(reader: Reader, job: Job) -> int | None:

@@ -12,10 +12,10 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
-from sqlalchemy import Engine, Select, String, case, cast, create_engine, func, tuple_
+from sqlalchemy import Engine, Executable, Select, String, case, cast, create_engine, func, tuple_
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import NullPool
@@ -130,6 +130,10 @@ class Reader:
             query = query.where(col(EpochRow.number) < before)
         return list(self._session.exec(query))
 
+    def boundary(self) -> int:
+        """Return the height of the last boundary block; 0 in the first epoch."""
+        return next((row.first_height - 1 for row in self.epochs(1)), 0)
+
     def validators_at(self, height: int) -> tuple[str, ...]:
         """Return the set that agreed on the block of a height; () when this file does not know it."""
         query = select(EpochRow).where(col(EpochRow.first_height) <= height)
@@ -154,6 +158,11 @@ class Reader:
     def head(self) -> BlockRow | None:
         """Return the last finalized block, None before the first."""
         return self._session.exec(select(BlockRow).order_by(col(BlockRow.height).desc()).limit(1)).first()
+
+    def height(self) -> int:
+        """Return the height of the head, 0 before the first block."""
+        head = self.head()
+        return head.height if head is not None else 0
 
     def block(self, height: int) -> BlockRow | None:
         """Return the block of one height."""
@@ -248,6 +257,11 @@ class Reader:
         order = col(EventRow.id).asc() if oldest_first else col(EventRow.id).desc()
         return list(self._session.scalars(query.order_by(order).limit(min(limit, MAX_PAGE))))
 
+    def sample(self, kind: str, limit: int) -> list[EventRow]:
+        """Return the latest events of one kind; ``limit`` is the caller's bound."""
+        query = select(EventRow).where(EventRow.kind == kind).order_by(col(EventRow.id).desc())
+        return list(self._session.exec(query.limit(limit)))
+
     def sum_events(
         self, kind: str, *, height: int | None = None, entry: str = "", source: str = "", target: str = ""
     ) -> int:
@@ -277,6 +291,10 @@ class Reader:
         )
         rows = self._session.execute(query).all()
         return [(kind, source, target, int(total), count) for kind, source, target, total, count in rows]
+
+    def rows(self, query: Executable) -> Sequence[Any]:
+        """Return the rows of a query that adds up or bounds what it reads."""
+        return self._session.execute(query).all()
 
     # state
 

@@ -5,7 +5,6 @@ One pass over the records that hold credits, kept until the head moves.
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -53,6 +52,8 @@ class _Unit(msgspec.Struct):
     held_pay: int
     held_merit: int
     paid: int
+    release_ms: int
+    auditors: list[str]
 
 
 class _Audit(msgspec.Struct):
@@ -81,6 +82,8 @@ class Totals:
     paid: int
     jobs: dict[str, int]  # by status
     units: dict[str, int]  # by status
+    judged: int  # units that were accepted at some time
+    audited: int  # of these, by at least one auditor
     locked: dict[str, Locked]
 
     @property
@@ -107,6 +110,7 @@ def compute_totals(reader: Reader, height: int) -> Totals:
     locked: dict[str, Locked] = {}
     jobs: Counter[str] = Counter()
     units: Counter[str] = Counter()
+    judged = audited = 0
     for account in _each(reader, "account", _Account):
         pools["Account.balance"] += account.balance
         pools["Account.stake"] += account.stake
@@ -121,6 +125,8 @@ def compute_totals(reader: Reader, height: int) -> Totals:
         pools["Unit.held_pay"] += unit.held_pay
         pools["Unit.held_merit"] += unit.held_merit
         units[unit.status] += 1
+        judged += unit.release_ms > 0
+        audited += unit.release_ms > 0 and bool(unit.auditors)
         own = locked.setdefault(unit.worker, Locked())
         own.held += unit.held_pay + unit.held_merit
         own.paid += unit.paid
@@ -136,22 +142,7 @@ def compute_totals(reader: Reader, height: int) -> Totals:
         paid=sum(own.paid for own in locked.values()),
         jobs=dict(jobs),
         units=dict(units),
+        judged=judged,
+        audited=audited,
         locked=locked,
     )
-
-
-class TotalsCache:
-    """The totals of the latest head that was asked for; one thread computes, the others wait."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._totals: Totals | None = None
-
-    def get(self, reader: Reader) -> Totals:
-        """Return the totals for the reader's snapshot."""
-        head = reader.head()
-        height = head.height if head else 0
-        with self._lock:
-            if self._totals is None or self._totals.height != height:
-                self._totals = compute_totals(reader, height)
-            return self._totals

@@ -26,6 +26,7 @@ from gdf_market.messages import (
 )
 from ledger.explorer.checks import Check, attempt, compare
 from ledger.explorer.payment import Payment, payment
+from ledger.explorer.present import account_name
 from ledger.explorer.queries import MAX_PAGE, Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 from ledger.tables import EntryRow
@@ -54,6 +55,14 @@ class TimelineItem:
 
 
 @dataclass(frozen=True)
+class SignedEntry:
+    """A signed entry behind the unit's pay, and what it is called where its proof is checked."""
+
+    id: str
+    name: str
+
+
+@dataclass(frozen=True)
 class UnitPage:
     """Everything the ledger holds of one unit."""
 
@@ -70,6 +79,7 @@ class UnitPage:
     audits: list[Audit]
     dispute: Dispute | None
     timeline: list[TimelineItem]
+    signed: list[SignedEntry]  # of the time line
     more_events: bool
     pruned_below: int  # the height before which its entries and events may have been pruned; 0 if none were
 
@@ -98,6 +108,10 @@ def load(reader: Reader, job_id: str, index: int, slot: int) -> UnitPage | None:
         thresholds=_thresholds(job.spec.device_class),
         audits=sorted(audits.values(), key=lambda audit: (audit.committed_ms, audit.auditor)),
         dispute=reader.record(dispute_key(job_id, index, slot), Dispute),
+        signed=[
+            SignedEntry(view.id, f"{view.kind.replace('_', ' ')} in block {view.height} ({account_name(view.author)})")
+            for view in entries
+        ],
         timeline=_timeline(entries, event_views(reader, events)),
         more_events=len(events) == MAX_PAGE,
         pruned_below=oldest if (oldest := reader.oldest()) > 1 else 0,
