@@ -33,6 +33,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The pages of docs/ as a site in artifacts/site; a dead link fails
+.PHONY: docs
+docs: $(VENV)/.dev
+	$(BIN)/mkdocs build --strict
+
 format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
