@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 
@@ -22,6 +23,7 @@ from gdf_market.node.collapse import collapsing
 from gdf_market.node.discovery import Discovery
 from gdf_market.node.frames import DATA, HELLO, VERSION, BulkAddress, Hello, frame, sign_voucher
 from gdf_market.node.gossip import OrderGossip
+from gdf_market.node.lan import Lan
 from gdf_market.node.links import Callbacks, Links
 from gdf_market.node.p2p import Host, open_host
 from gdf_market.node.reach import DialBack, Reach, Target
@@ -37,7 +39,7 @@ class ControlHost:
 
     ``listen`` is (IP address, port); ``bootstrap`` and ``announce`` are multiaddrs
     (``announce``: extra ones of this node); ``relay``: pass bytes for members that
-    cannot be dialled.  ``on_frame(peer, data)``,
+    cannot be dialled; ``lan``: find and be found by multicast DNS.  ``on_frame(peer, data)``,
     ``on_peer_up(peer)``, ``on_peer_down(peer)``, ``on_order(raw, peer) -> relay it?`` and
     ``on_bulk(peer, address)`` are called in the trio loop and return soon; peers are account ids.
     """
@@ -51,6 +53,7 @@ class ControlHost:
         bootstrap: Sequence[str] = (),
         announce: Sequence[str] = (),
         relay: bool = True,
+        lan: bool = False,
         on_frame: Callable[[str, bytes], None],
         on_peer_up: Callable[[str], None],
         on_peer_down: Callable[[str], None],
@@ -58,7 +61,7 @@ class ControlHost:
         on_bulk: Callable[[str, BulkAddress], None] = lambda peer, address: None,
     ) -> None:
         self._identity, self._network = identity, network
-        self._listen, self._announce, self._relay = listen, announce, relay
+        self._listen, self._announce, self._relay, self._lan = listen, announce, relay, lan
         self._callbacks = Callbacks(on_frame, on_peer_up, on_peer_down, on_bulk)
         self._gossip = OrderGossip(network, on_order)
         self._session = secrets.token_hex(16)
@@ -82,6 +85,9 @@ class ControlHost:
                     self._nursery.start_soon(self._links.watch)
                     self._nursery.start_soon(self.reach.run)
                     self._nursery.start_soon(self._relayed.run)
+                    if self._lan:
+                        lan = Lan(self._network, self._host.direct, self._discovery.found_on_lan, self._host.counters)
+                        self._nursery.start_soon(lan.run)
                     try:
                         yield self
                     finally:
@@ -122,6 +128,24 @@ class ControlHost:
     def dialled(self) -> frozenset[str]:
         """Linked peers that this node dialled at an address of theirs."""
         return frozenset(peer for peer in self._links.up if self._has(peer, initiator=True))
+
+    def reachability(self) -> dict[str, Any]:
+        """Return what `status` shows of both directions; peers are account ids."""
+        control, bulk = self.reach.control, self.reach.bulk
+        return {
+            "outbound": len(self.dialled),
+            "inbound": control.inbound,
+            "reached": control.reached,
+            "asked": control.asked,
+            "bulk_inbound": bulk.inbound,
+            "bulk_reached": bulk.reached,
+            "bulk_asked": bulk.asked,
+            "ports": [target.port for target in self._reach_targets()],
+            "observed": list(self.reach.observed),
+            "relays": list(self.relays),
+            "bulk_relayed": self._bulk is not None and any("/p2p-circuit/" in one for one in self._bulk[1]),
+            "relaying": self.relaying,
+        }
 
     @property
     def peer_addresses(self) -> tuple[str, ...]:

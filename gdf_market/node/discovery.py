@@ -1,8 +1,13 @@
-"""Finding peers: bootstrap addresses, what hellos tell, and the redial loop with its back-off."""
+"""Finding peers: bootstrap addresses, what hellos tell, the local network, and the redial loop with its back-off.
+
+Whom a node dials is its protection against being surrounded: some links are always its own choice
+(``MIN_DIALLED``), and few of them lead to one network of addresses (``MAX_PER_GROUP``).
+"""
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import trio
@@ -10,9 +15,13 @@ import trio
 from gdf_market.errors import PeerError, UsageError
 from gdf_market.node import limits
 from gdf_market.node.address_book import AddressBook
-from gdf_market.node.addresses import check_transports, is_loopback, observed, split_peer
+from gdf_market.node.addresses import check_transports, group, host_of, is_loopback, observed, split_peer
 from gdf_market.node.frames import Hello
 from gdf_market.node.p2p import Host
+
+MIN_DIALLED = 4  # links that this node dials even if as many as it wants came in
+MAX_PER_GROUP = 3  # dialled peers in one /24 (IPv4) or /48 (IPv6), private networks and bootstrap peers apart
+PUT_OFF_S = 60.0  # a peer of a network that has its share is looked at again after so long
 
 jitter = random.SystemRandom().random
 
@@ -23,6 +32,7 @@ class Discovery:
     def __init__(self, account: str, bootstrap: Sequence[str]) -> None:
         self.book = AddressBook(account)
         self._changed = trio.Event()
+        self._dialing = 0
         for address in bootstrap:
             self.add_bootstrap(address)
 
@@ -47,8 +57,13 @@ class Discovery:
             except PeerError:
                 continue
             if account != hello.account and (local or not _names_loopback(transport)):
-                changed |= self.book.learn(account, [transport])
+                changed |= self.book.learn(account, [transport], teller=hello.account, now=trio.current_time())
         if changed:
+            self.changed()
+
+    def found_on_lan(self, account: str, transports: Sequence[str]) -> None:
+        """Take what was heard on the local network of another node."""
+        if self.book.learn_lan(account, transports, trio.current_time()):
             self.changed()
 
     def known(self, accounts: Iterable[str]) -> tuple[str, ...]:
@@ -70,24 +85,50 @@ class Discovery:
         async with trio.open_nursery() as nursery:
             while True:
                 self._changed = trio.Event()
-                now, wanted = trio.current_time(), limits.MESH_PEERS - links()
+                now, connected, groups = trio.current_time(), host.connected(), _dialled_groups(host)
+                wanted = max(limits.MESH_PEERS - links(), MIN_DIALLED - groups.total()) - self._dialing
                 wait = float("inf")
                 if wanted > 0:
-                    connected = host.connected()
-                    for account in self.book.due(now, connected)[:wanted]:
+                    for account in self._choose(now, connected, groups, wanted):
                         self.book.dialing(account)
                         nursery.start_soon(self._dial, host, account)
                     wait = max(0.05, self.book.next_due(now, connected) - now)
                 with trio.move_on_after(wait):
                     await self._changed.wait()
 
+    def _choose(self, now: float, connected: Iterable[str], groups: Counter[str], wanted: int) -> list[str]:
+        """Return whom to dial now: at most ``wanted``, and from no network more than its share."""
+        chosen: list[str] = []
+        for account in self.book.due(now, connected):
+            if len(chosen) >= wanted:
+                break
+            network = group(host_of(self.book.addresses(account)[0]))
+            if network and groups[network] >= MAX_PER_GROUP and not self.book.is_bootstrap(account):
+                self.book.put_off(account, now + PUT_OFF_S)
+                continue
+            groups[network] += 1
+            chosen.append(account)
+        return chosen
+
     async def _dial(self, host: Host, account: str) -> None:
+        self._dialing += 1
         try:
             await host.dial(account, self.book.addresses(account))
         finally:
+            self._dialing -= 1
             self.book.dialed(account, trio.current_time(), jitter())
             self.changed()
 
 
+def _dialled_groups(host: Host) -> Counter[str]:
+    """Return how many connected peers this host dialled, by network of addresses ("": private ones)."""
+    found: Counter[str] = Counter()
+    for peer in host.connected():
+        ours = [conn.muxed_conn for conn in host.connections(peer) if conn.muxed_conn.is_initiator]
+        if ours:
+            found[group(host_of(str(ours[0].get_transport_addresses()[0])))] += 1
+    return found
+
+
 def _names_loopback(address: str) -> bool:
-    return is_loopback(address.split("/")[2])
+    return is_loopback(host_of(address))

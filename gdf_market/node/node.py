@@ -28,9 +28,11 @@ from gdf_market.errors import PeerError, RuleError, StorageError, UsageError, en
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, JobPost, Void
 from gdf_market.node import neighbours
+from gdf_market.node.addresses import announced_elsewhere
 from gdf_market.node.api import create_api
 from gdf_market.node.bidding import Bidder
 from gdf_market.node.bulk import BulkHost
+from gdf_market.node.bulk_reach import keep_reachable
 from gdf_market.node.context import ENTRY_TTL_MS, NodeContext
 from gdf_market.node.control import ControlHost
 from gdf_market.node.controls import Controls
@@ -114,6 +116,7 @@ class Node:
             "network": self.context.network,
             "addresses": list(self.control.addresses),
             "peers": sorted(self.control.peers),
+            "reach": self.control.reachability(),
             "height": replica.height,
             "head": replica.head,
             "state_root": replica.state_root,
@@ -307,7 +310,7 @@ class Node:
 
     async def _remember(self) -> None:
         """Keep the own port and the peers' addresses for the next run."""
-        port = next((int(one.split("/tcp/")[1].split("/")[0]) for one in self.control.addresses if "/tcp/" in one), 0)
+        port = self.control.port
         peers = tuple(sorted(self.control.peer_addresses))[: neighbours.MAX_PEERS]
         old = neighbours.load(self.data.neighbours)
         new = neighbours.Neighbours(port=port, peers=peers or old.peers)
@@ -432,6 +435,7 @@ async def open_node(
                 data.blobs,
                 host=settings.listen_host,
                 port=settings.bulk_port,
+                announce=announced_elsewhere(settings.announce),
                 quota_bytes=blobs.room.quota_bytes or 0,
             ) as bulk,
             _trainer(settings) as trainer,
@@ -449,6 +453,9 @@ async def open_node(
                 network,
                 listen=(settings.listen_host, port),
                 bootstrap=[*settings.bootstrap, *known.peers],
+                announce=settings.announce,
+                relay=settings.relay,
+                lan=settings.uses_lan(),
                 on_bulk=bulk.add_source,
                 on_frame=lambda peer, frame: ledger.post(core.Received(peer, frame)),
                 on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
@@ -481,6 +488,7 @@ async def open_node(
             holder.append(node)
             async with control.run(), trio.open_nursery() as nursery:
                 control.announce_bulk(bulk.peer, bulk.addresses)
+                nursery.start_soon(lambda: keep_reachable(control, bulk, relay=settings.relay))
                 await nursery.start(node.run)
                 yield node
                 nursery.cancel_scope.cancel()

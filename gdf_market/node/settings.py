@@ -13,8 +13,9 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from contracts.parameters import DEVICE_CLASSES
 from gdf_market.errors import UsageError
+from gdf_market.node.addresses import check_announce, is_loopback
 from gdf_market.node.availability import Limits, parse_hours
-from gdf_market.node.limits import MIN_RATE_BYTES_PER_S
+from gdf_market.node.limits import MAX_ADDRESSES, MIN_RATE_BYTES_PER_S
 from gdf_market.sizes import parse_bytes, parse_rate
 from gdf_market.train.protocol import DEVICE_PATTERN, MAX_DEVICES
 from gdf_market.units import CREDIT
@@ -51,6 +52,9 @@ class Settings(BaseSettings):
     listen_port: int = Field(default=0, ge=0, le=65_535)
     bulk_port: int = Field(default=0, ge=0, le=65_535)
     bootstrap: Annotated[list[str], NoDecode] = []  # multiaddrs of peers; in GDF_BOOTSTRAP separated by commas
+    announce: Annotated[list[str], NoDecode] = Field(default=[], max_length=MAX_ADDRESSES)  # docs/network.md
+    lan: bool = True  # find nodes on the local network, and be found, unless listen_host is loopback
+    relay: bool = True  # pass bytes for members that cannot be dialled, if this node can be
     device_class: str = "cpu-fp32"
     devices: Annotated[list[Device], NoDecode] = Field(default=[], max_length=MAX_DEVICES)  # none: that of the class
     memory_bytes: int = Field(default=0, ge=0)  # of a unit, per device; 0: what is sensible here
@@ -81,7 +85,7 @@ class Settings(BaseSettings):
         parse_hours(given)
         return given
 
-    @field_validator("bootstrap", "devices", "notify", mode="before")
+    @field_validator("announce", "bootstrap", "devices", "notify", mode="before")
     @classmethod
     def _split(cls, given: object) -> object:
         return [part.strip() for part in given.split(",") if part.strip()] if isinstance(given, str) else given
@@ -103,6 +107,14 @@ class Settings(BaseSettings):
             raise ValueError(f"at least {MIN_RATE_BYTES_PER_S} bytes a second are needed; 0 is no limit")
         return rate
 
+    @field_validator("announce")
+    @classmethod
+    def _check_announced(cls, given: list[str]) -> list[str]:
+        try:
+            return [check_announce(address) for address in given]
+        except UsageError as error:
+            raise ValueError(str(error)) from None
+
     @model_validator(mode="after")
     def _devices_of_class(self) -> Settings:
         if self.device_class not in DEVICE_CLASSES:
@@ -121,6 +133,10 @@ class Settings(BaseSettings):
             max_temperature_c=self.max_temperature_c,
             leave_free_bytes=self.leave_free_bytes,
         )
+
+    def uses_lan(self) -> bool:
+        """Say whether this node announces itself on the local network: not if it listens to this machine alone."""
+        return self.lan and not is_loopback(self.listen_host)
 
     def torch_devices(self) -> tuple[str, ...]:
         """Return the devices on which a unit is computed, as torch names them; at least one."""
