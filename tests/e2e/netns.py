@@ -26,13 +26,14 @@ from gdf_market.demo.processes import Member
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ANSWER_S = 30.0
-STATUS_S = 20.0
 # asks a node's API from inside its namespace; the standard library alone, so that it starts fast
-ASK = (
-    "import sys,urllib.request as r;"
-    "print(r.urlopen(r.Request(sys.argv[1]+sys.argv[2],headers={'Authorization':'Bearer '+sys.argv[3]}),timeout=15)"
-    ".read().decode())"
-)
+ASK = """
+import sys, urllib.request as web
+url, token, *body = sys.argv[1:]
+headers = {"Authorization": "Bearer " + token, "Content-Type": "application/json"}
+request = web.Request(url, headers=headers, data=body[0].encode() if body else None)
+print(web.urlopen(request, timeout=60).read().decode())
+"""
 
 
 class WireError(Exception):
@@ -201,14 +202,15 @@ class Machine(Member):
     def command(self, *arguments: str) -> list[str]:
         return self.host.inside(super().command(*arguments))
 
-    def ask(self, path: str) -> dict[str, Any] | None:
-        """Return what the node's API answers to a GET; None while it does not."""
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any] | None:
+        """Return what the node's API answers to a GET, or to a POST of ``body``; None while it does not."""
         found = self.data.running()
         if found is None:
             return None
-        command = self.host.inside([sys.executable, "-I", "-S", "-c", ASK, found[0], path, found[1]])
+        call = [sys.executable, "-I", "-S", "-c", ASK, found[0] + path, found[1]]
+        call += [json.dumps(body)] if body is not None else []
         with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-            run = subprocess.run(command, capture_output=True, text=True, timeout=STATUS_S, check=False)
+            run = subprocess.run(self.host.inside(call), stdout=subprocess.PIPE, timeout=2 * ANSWER_S, check=False)
             answer = json.loads(run.stdout)
             return answer if isinstance(answer, dict) else None
         return None
