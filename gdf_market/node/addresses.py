@@ -73,6 +73,14 @@ def split_circuit(transport: str) -> tuple[str, str]:
     return relay, direct
 
 
+def block(host: str, bits4: int, bits6: int) -> str:
+    """Return the network of so many bits that an IP address lies in; ValueError for a name."""
+    address = ipaddress.ip_address(host)
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    return str(ipaddress.ip_network((address, bits4 if address.version == 4 else bits6), strict=False))
+
+
 def group(host: str) -> str:
     """Return the network that an IP address is counted under: /24 for IPv4, /48 for IPv6, a name as it is.
 
@@ -82,12 +90,8 @@ def group(host: str) -> str:
         address = ipaddress.ip_address(host)
     except ValueError:
         return host
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    if address.is_loopback or address.is_private or address.is_link_local:
-        return ""
-    prefix = 24 if address.version == 4 else 48
-    return str(ipaddress.ip_network((address, prefix), strict=False))
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return "" if mapped.is_private or mapped.is_link_local else block(host, 24, 48)
 
 
 def host_of(transport: str) -> str:

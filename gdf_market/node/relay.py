@@ -21,6 +21,7 @@ from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
 
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.node import limits
+from gdf_market.node.addresses import block, is_loopback
 from gdf_market.node.circuit import (
     HOP,
     OK,
@@ -35,7 +36,6 @@ from gdf_market.node.circuit import (
     stop,
     write_message,
 )
-from gdf_market.node.transport import source
 
 if TYPE_CHECKING:
     from gdf_market.node.p2p import Blame, Host
@@ -74,9 +74,9 @@ class Reservations:
     def reserve(self, peer: str, host: str, now: float) -> int:
         """Take or renew a reservation; return the status to answer with."""
         self.expire(now)
-        address = source(host)
+        address = block(host, 32, 64)
         others = [one for name, one in self._held.items() if name != peer]
-        most = limits.MAX_PER_LOOPBACK if host == "::1" or host.startswith("127.") else MAX_RESERVATIONS_PER_ADDRESS
+        most = limits.MAX_PER_LOOPBACK if is_loopback(host) else MAX_RESERVATIONS_PER_ADDRESS
         if len(others) >= MAX_RESERVATIONS or sum(one.address == address for one in others) >= most:
             return pb.RESERVATION_REFUSED
         self._held[peer] = _Reservation(address, now + RESERVATION_S)
