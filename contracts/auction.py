@@ -19,7 +19,9 @@ from contracts.records import Job
 from contracts.state import Draft, View, bid_key, job_key, present, require
 from gdf_market.errors import RuleError, ensure
 from gdf_market.messages import Bid, BidWithdraw
-from gdf_market.units import format_credits
+from gdf_market.units import CREDIT, format_credits
+
+_DECIMALS = 6  # of an amount in credits
 
 
 def process_bid(draft: Draft, body: Bid) -> None:
@@ -210,6 +212,21 @@ def process_vacancies(draft: Draft, job_id: str) -> None:
     process_matches(draft, job_id, fill.slots)
 
 
+def describe_match(slots: int, price: int) -> str:
+    """Return what the event of a match says; ``price`` is in micro-credits per unit."""
+    return f"{slots} slots at {format_credits(price)}"
+
+
+def read_match(reason: str) -> tuple[int, int] | None:
+    """Return slots and price (micro-credits) from ``describe_match``; None for anything else."""
+    slots, found, price = reason.partition(" slots at ")
+    whole, _, part = price.partition(".")
+    digits = slots.isascii() and slots.isdigit() and whole.isascii() and whole.isdigit()
+    if not (found and digits and len(part) <= _DECIMALS and (not part or (part.isascii() and part.isdigit()))):
+        return None
+    return int(slots), int(whole) * CREDIT + int(part.ljust(_DECIMALS, "0"))
+
+
 def process_matches(draft: Draft, job_id: str, matches: dict[str, int]) -> None:
     """Give vacant slots, lowest first, to workers in the order of ``matches``."""
     job = present(draft.job(job_id))
@@ -220,7 +237,7 @@ def process_matches(draft: Draft, job_id: str, matches: dict[str, int]) -> None:
     draft.update(job_key(job_id), slots=tuple(slots))
     for worker, count in matches.items():
         draft.update(bid_key(job_id, worker), status="matched", reason="")
-        reason = f"{count} slots at {format_credits(job.clearing_price)}"
+        reason = describe_match(count, job.clearing_price)
         emit(draft, "matched", Where(job_id, account=worker), reason=reason)
         process_bond(draft, job_id, worker)
 

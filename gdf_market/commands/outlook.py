@@ -82,12 +82,16 @@ def _totals(spec: JobPost, prices: Sequence[int], step_s: float, each_way: int) 
     price = min(spec.reserve_price, prices[len(prices) // 2]) if prices else spec.reserve_price
     pay = units * price
     audits = min(_audits(spec) * min(spec.audit_fee, price), spec.audit_budget)
+    merit = pay * spec.merit_ppm // PPM
     waits_s = (spec.bid_ms + spec.hold_ms) / SECOND_MS
     return {
         "units": units,
         "total_seconds": round(waits_s + spec.rounds * _round_s(spec.recipe.steps, step_s, each_way), 1),
         "likely_price": price,
-        "likely_credits": pay + pay * spec.merit_ppm // PPM + audits,
+        "likely_credits": pay + merit + audits,
+        "likely_pay": pay,
+        "likely_merit": merit,
+        "likely_audit_fees": audits,
     }
 
 
@@ -155,7 +159,13 @@ def cost_rows(value: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
             + " (fast workers take several, none waits long for a slow one)",
         ),
-        ("in all", f"about {duration(value['total_seconds'])} and {format_credits(value['likely_credits'])} credits"),
+        (
+            "in all",
+            f"about {duration(value['total_seconds'])} and {format_credits(value['likely_credits'])} credits of the "
+            f"escrow: {value['units']} units at {format_credits(value['likely_price'])} are "
+            f"{format_credits(value['likely_pay'])}, merit {format_credits(value['likely_merit'])}, the audits that "
+            f"workers without a record get {format_credits(value['likely_audit_fees'])}",
+        ),
     ]
 
 

@@ -16,10 +16,11 @@ from rich.text import Text
 from contracts.fees import compute_post_fee
 from contracts.jobs import escrow_of
 from contracts.parameters import DEVICE_CLASSES, thresholds, verdict
-from contracts.records import Job
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
 from gdf_market.commands.common import App, pass_app, printable, table
+from gdf_market.commands.estimating import estimate as estimate_market
+from gdf_market.commands.estimating import facts_of, price_sentence, time_sentence
 from gdf_market.commands.outlook import cost_rows, outlook, steps_table
 from gdf_market.commands.reading import open_ledger
 from gdf_market.commands.session import interrupted_after, load_identity, run_async, with_client
@@ -28,7 +29,6 @@ from gdf_market.errors import InsufficientCreditsError, PeerError, UnreachableEr
 from gdf_market.messages import JobPost
 from gdf_market.node.client import NodeClient
 from gdf_market.units import MAX_INT, MINUTE_MS, PPB, PPM, SECOND_MS, format_credits
-from ledger.reading import records_of
 
 if TYPE_CHECKING:
     from gdf_market.train.data import DataManifest
@@ -141,6 +141,9 @@ PROBE_STEPS = 3
     help="Device class the units run on (default: cpu-fp32, or cpu-bf16 for a job in bfloat16).",
 )
 @click.option("--title", help="Title in the order book (default: the job's, or the file's name).")
+@click.option(
+    "--replace", "replaced", metavar="ORDER", default="", help="Own order, not posted yet, whose place it takes."
+)
 @click.option("--dry-run", is_flag=True, help="Show escrow, price range, bytes and time; sign nothing.")
 @pass_app
 def post(
@@ -148,6 +151,7 @@ def post(
     /,
     file: Path,
     title: str | None,
+    replaced: str,
     dry_run: bool,
     **given: Any,
 ) -> None:
@@ -168,17 +172,18 @@ def post(
     if dry_run:
         app.emit(value | {"dry_run": True}, lambda: _table(value, "dry run: nothing was signed"))
         return
-    value |= publish(app, value, fields)
+    value |= publish(app, value, fields, replaced)
     app.emit(value, lambda: _table(value, f"job {value['job']} is on the ledger (block {value['height']})"))
 
 
-def publish(app: App, value: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
+def publish(app: App, value: dict[str, Any], fields: dict[str, Any], replaced: str = "") -> dict[str, Any]:
     """Put an order on the ledger through the node that runs, or one of our own; return job, height and holders.
 
-    ``value`` is its summary.  Raises InsufficientCreditsError, and what the network answers.
+    ``value`` is its summary; ``replaced``: the start of the id of an own order that is not posted yet, whose place it
+    takes.  Raises InsufficientCreditsError, and what the network answers.
     """
     _check_balance(value)
-    return with_client(app, lambda client: _publish(app, client, fields))
+    return with_client(app, lambda client: _publish(app, client, fields, replaced))
 
 
 def prepare_order(app: App, job: TrainingJob, terms: Terms, title: str) -> tuple[dict[str, Any], dict[str, float]]:
@@ -311,6 +316,35 @@ def _check_repeatable(device_class: str, excess_ppb: int) -> None:
 
 def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], account: str) -> dict[str, Any]:
     """Return what the owner should know before signing."""
+    spec = spec_of(fields, account)
+    escrow, audits = escrow_of(spec)
+    balance = 0
+    if app.data.ledger.exists():
+        with open_ledger(app) as store:
+            balance = store.state().account(account).balance
+    market = estimate_market(spec, facts_of(app, spec.device_class), estimate.get("unit_s"))
+    likely = market["price"]["likely_micro"]
+    return {
+        "title": spec.title,
+        "parameters": spec.parameters,
+        "escrow": escrow + audits,
+        "escrow_units": escrow,
+        "escrow_audits": audits,
+        "fee": compute_post_fee(_entry_fee(app), spec),
+        "balance": balance,
+        "price_most": spec.reserve_price,
+        "market": market,
+        "rounds": spec.rounds,
+        "units_per_round": spec.units_per_round,
+        "most_units": spec.most_units(),
+        "warm_rounds": spec.warm_rounds,
+        "estimate": {name: round(figure, 4) for name, figure in estimate.items()},
+        "outlook": outlook(spec, estimate, [] if likely is None else [likely]),
+    }
+
+
+def spec_of(fields: dict[str, Any], account: str) -> JobPost:
+    """Return the terms as the ledger will see them, but for what signing adds.  Raises UsageError."""
     placeholder = {"kind": "job_post", "author": account, "nonce": 0, "expires_ms": 0}
     try:
         spec = decode(encode(fields | placeholder), JobPost)
@@ -322,29 +356,7 @@ def summary(app: App, fields: dict[str, Any], estimate: dict[str, float], accoun
         raise UsageError(f"--warm-rounds {spec.warm_rounds} exceeds --rounds {spec.rounds}; lower it")
     if spec.min_workers > spec.units_per_round:
         raise UsageError(f"--min-workers {spec.min_workers} exceeds --units {spec.units_per_round}; lower it")
-    escrow, audits = escrow_of(spec)
-    prices: list[int] = []
-    balance = 0
-    if app.data.ledger.exists():
-        with open_ledger(app) as store:
-            balance = store.state().account(account).balance
-            prices = sorted(job.clearing_price for job in records_of(store, Job) if job.clearing_price)
-    return {
-        "title": spec.title,
-        "parameters": spec.parameters,
-        "escrow": escrow + audits,
-        "escrow_units": escrow,
-        "escrow_audits": audits,
-        "fee": compute_post_fee(_entry_fee(app), spec),
-        "balance": balance,
-        "price_most": spec.reserve_price,
-        "price_seen": [prices[0], prices[-1]] if prices else None,
-        "rounds": spec.rounds,
-        "units_per_round": spec.units_per_round,
-        "warm_rounds": spec.warm_rounds,
-        "estimate": {name: round(figure, 4) for name, figure in estimate.items()},
-        "outlook": outlook(spec, estimate, prices),
-    }
+    return spec
 
 
 def _entry_fee(app: App) -> int:
@@ -366,17 +378,21 @@ def _check_covered(escrow: int, fee: int, balance: int) -> None:
         )
 
 
-def _publish(app: App, client: NodeClient, fields: dict[str, Any]) -> dict[str, Any]:
+def _publish(app: App, client: NodeClient, fields: dict[str, Any], replaced: str = "") -> dict[str, Any]:
     """Announce the order, wait until peers hold its blobs, and put it on the ledger."""
     status = client.status()
-    spec = decode(
-        encode(fields | {"kind": "job_post", "author": status["account"], "nonce": 0, "expires_ms": 0}), JobPost
-    )
+    spec = spec_of(fields, status["account"])
     _check_covered(sum(escrow_of(spec)), compute_post_fee(_entry_fee(app), spec), status["balance"])
-    order = str(client.call("POST", "/orders", {"fields": fields})["order"])
+    order = str(client.call("POST", "/orders", {"fields": fields, "replace": replaced})["order"])
     roots = [fields["program"], fields["data"], fields["checkpoint"]]
     with app.progress(f"order {order[:12]} announced; waiting until peers hold its program and data") as say:
-        holders = _wait_for_holders(client, roots, say)
+        try:
+            holders = _wait_for_holders(client, roots, say)
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{error}; order {order[:12]} stays announced until it expires: `gdf-market post --replace "
+                f"{order[:12]} FILE` puts another in its place, `gdf-market market cancel {order[:12]}` takes it back"
+            ) from None
         say(f"{holders} peers hold everything; putting the job on the ledger")
         height = int(client.call("POST", f"/orders/{order}/post")["height"])
     return {"job": order, "height": height, "holders": holders}
@@ -395,7 +411,7 @@ def _wait_for_holders(client: NodeClient, roots: list[str], say: Any) -> int:
                 return int(holders)
             raise UnreachableError(
                 f"none of {peers} peers fetched the job's program and data within {HOLDERS_S:.0f} s, so nothing was "
-                "posted; check that a worker is running (`gdf-market status` says what it does)"
+                "put on the ledger; check that a worker is running (`gdf-market status` says what it does)"
             )
         say(
             f"{holders} of {peers} peers hold the program and data"
@@ -408,27 +424,23 @@ def _wait_for_holders(client: NodeClient, roots: list[str], say: Any) -> int:
 def _table(value: dict[str, Any], title: str) -> object:
     estimate = value["estimate"]
     shown = table(title, "what", "value")
-    seen = value["price_seen"]
     shown.add_row("job", f"{value['title']}, {value['parameters']:,} parameters")
     shown.add_row(
         "escrow",
-        f"{format_credits(value['escrow'])} credits ({format_credits(value['escrow_units'])} for units and merit, "
-        f"{format_credits(value['escrow_audits'])} for audits); unspent credits return; "
-        f"the fee of {format_credits(value['fee'])} does not",
+        f"{format_credits(value['escrow'])} credits: {value['most_units']} units at "
+        f"{format_credits(value['price_most'])} and merit are {format_credits(value['escrow_units'])}, all audits "
+        f"{format_credits(value['escrow_audits'])}; "
+        f"unspent credits return; the fee of {format_credits(value['fee'])} does not",
     )
     shown.add_row("balance", f"{format_credits(value['balance'])} credits")
-    past = (
-        "no job was cleared yet"
-        if seen is None
-        else f"cleared before at {format_credits(seen[0])} to {format_credits(seen[1])}"
-    )
-    shown.add_row("price per unit", f"at most {format_credits(value['price_most'])}; {past}")
+    shown.add_row("price per unit", price_sentence(value["market"]["price"]))
     warm = f", the first {value['warm_rounds']} of one unit" if value["warm_rounds"] else ""
     shown.add_row("units", f"{value['rounds']} rounds x {value['units_per_round']} units{warm}")
     shown.add_row(
         "time",
         f"{estimate['unit_s']:.1f} s per unit on this machine; at least {estimate['least_seconds']:.0f} s in all",
     )
+    shown.add_row("time on this market", time_sentence(value["market"]["time"]))
     shown.add_row("repeatable", f"to {estimate['repeat_excess_ppb'] / PPB:.1e} in another order of additions")
     shown.add_row(
         "bytes",

@@ -6,6 +6,7 @@ with a 4xx status; the client turns it back into an exception.
 
 from __future__ import annotations
 
+import functools
 import hmac
 import json
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import structlog
+import trio
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
@@ -33,6 +35,7 @@ from gdf_market.messages import (
     ValidatorJoin,
     ValidatorLeave,
 )
+from ledger.prices import WINDOW_BLOCKS, price_report
 
 if TYPE_CHECKING:
     from gdf_market.node.controls import Controls
@@ -135,6 +138,14 @@ class _Api:
         order, entry, height = await self._node.void_order(request.path_params["order"])
         return JSONResponse({"order": order, "entry": entry, "height": height})
 
+    async def prices(self, request: Request) -> Response:
+        asked = request.query_params
+        blocks = asked.get("blocks", str(WINDOW_BLOCKS))
+        if not (blocks.isascii() and blocks.isdigit() and len(blocks) <= 9 and int(blocks) > 0):
+            raise UsageError(f"blocks {blocks[:20]!r} is not a whole number from 1 to 999999999")
+        read = functools.partial(price_report, device_class=asked.get("class"), blocks=int(blocks))
+        return JSONResponse(await trio.to_thread.run_sync(read, self._node.context.ledger.store))
+
     async def holders(self, request: Request) -> Response:
         roots = (await _body(request)).get("roots")
         if not isinstance(roots, list) or len(roots) > MAX_ROOTS or not all(isinstance(root, str) for root in roots):
@@ -202,6 +213,7 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/orders", _guarded(api.publish), methods=["POST"]),
         Route("/orders/{order}/post", _guarded(api.post_order), methods=["POST"]),
         Route("/orders/{order}/void", _guarded(api.void), methods=["POST"]),
+        Route("/prices", _guarded(api.prices)),
         Route("/holders", _guarded(api.holders), methods=["POST"]),
         Route("/challenge", _guarded(api.challenge), methods=["POST"]),
         Route("/fetch", _guarded(api.fetch), methods=["POST"]),

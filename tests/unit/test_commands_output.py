@@ -204,7 +204,9 @@ def test_the_summary_says_what_the_ledger_will_lock(tmp_path: Path) -> None:
         assert (value["escrow_units"], value["escrow_audits"]) == (pay, audits)
         assert value["escrow"] == pay + audits
         assert pay == rounds * units * price + -(-rounds * units * price * merit // PPM)
-        assert (value["balance"], value["price_seen"]) == (0, None)
+        assert value["balance"] == 0
+        assert value["market"]["price"]["likely_micro"] is None
+        assert "no history" in value["market"]["price"]["how"]
         assert value["estimate"] == {"unit_s": 1.2346}
 
 
@@ -212,8 +214,8 @@ def test_the_summary_knows_the_balance_and_past_prices(example: Example) -> None
     app, owner = App(data=DataDir(example.path.parent)), example.build.owner.account
     value = posting.summary(app, fields(), {}, owner)
     assert value["balance"] == example.build.pots[owner]
-    low, high = value["price_seen"]
-    assert 0 < low <= high
+    price = value["market"]["price"]
+    assert 0 < price["low_micro"] <= price["likely_micro"] <= price["high_micro"] <= value["price_most"]
     with pytest.raises(InsufficientCreditsError, match="lower --max-price"):
         posting._check_balance(value | {"escrow": value["balance"] + 1})
     posting._check_balance(value | {"escrow": value["balance"]})

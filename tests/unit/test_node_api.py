@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -28,7 +29,9 @@ from gdf_market.node.node import Node
 from gdf_market.node.own_orders import MAX_ORDERS, OwnOrders
 from gdf_market.units import CREDIT
 from ledger import effects as core
+from ledger.store import LedgerStore
 from tests.contracts_world import key_of, make_world, post
+from tests.market_ledger import make_market_world
 from tests.node_kit import Kit, make_kit
 
 TOKEN = "a-token"
@@ -110,6 +113,7 @@ ROUTES = [
     ("POST", "/orders"),
     ("POST", "/orders/00/post"),
     ("POST", "/orders/00/void"),
+    ("GET", "/prices"),
     ("POST", "/holders"),
     ("POST", "/challenge"),
     ("POST", "/fetch"),
@@ -396,6 +400,17 @@ def test_own_orders_are_bounded_and_named_by_the_start_of_their_id(tmp_path: Pat
     orders.save()
     assert [own.order for own in OwnOrders(tmp_path / "orders.json", kit.world.network)] == entries[:-1]
     assert len(OwnOrders(tmp_path / "orders.json", "ab" * 32)) == 0  # of another network
+
+
+async def test_prices_come_from_the_ledger(client: httpx.AsyncClient, node: Node, tmp_path: Path) -> None:
+    world = make_market_world()
+    world.block()
+    with closing(LedgerStore(world.write(tmp_path / "ledger.sqlite"), read_only=True)) as store:
+        node.context.ledger.store = store
+        answer = await client.get("/prices", params={"blocks": "10", "class": "cpu-fp32"})
+        assert answer.json() == {"from_height": 1, "to_height": 1, "classes": []}
+        for blocks in ("0", "-1", "x", "²", "1" * 10):
+            assert "not a whole number" in refused(await client.get("/prices", params={"blocks": blocks}), 400, 2)
 
 
 async def test_own_orders_stop_when_they_expire(
