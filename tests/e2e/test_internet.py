@@ -28,7 +28,7 @@ TERMS = [
     "--audit-seconds", "60", "--hold-seconds", "6",
 ]  # fmt: skip
 ROUNDS = 6
-LONELY, LONELY_MS = 9, 75_000  # a job waits for so many workers in vain, for so long
+LONELY, LONELY_MS = 9, 90_000  # a job waits for so many workers in vain, for so long
 SIGNED = ("kind", "author", "nonce", "expires_ms")
 CUT_BLOCKS = 8  # made by the majority while the network is split
 
@@ -53,9 +53,9 @@ def test_a_job_outlives_its_owner_its_workers_and_a_partition(town: Town, tmp_pa
         before = credits_of(store, town["olga"])
     job, lonely = post_and_leave(town, tmp_path)
 
+    check_waits_in_vain(town, lonely)
     town.until("round 0 begins", lambda: phase_of(town, job, 0) == "work")
     town.start("gwen")  # too late: every slot is taken
-    check_waits_in_vain(town, lonely)
 
     # round 1: finn dies for good while it trains, ben, a validator, between commit and reveal, and comes back in time
     town.until("round 1 begins", lambda: phase_of(town, job, 1) == "work")
