@@ -87,6 +87,18 @@ class RuleError(PeerError):
     reason = "rule"
 
 
+class FloodError(PeerError):
+    """More frames, messages, streams or bytes than the agreed rate."""
+
+    reason = "flood"
+
+
+class SlowError(PeerError):
+    """A peer that does not take what it asked for."""
+
+    reason = "slow"
+
+
 def ensure(condition: bool, error: GdfError) -> None:
     """Raise ``error`` unless ``condition``; for what others sent (``assert`` is for our own invariants)."""
     if not condition:

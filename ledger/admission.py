@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from gdf_market.errors import GdfError, PeerError, RuleError, ensure
+from gdf_market.errors import FloodError, GdfError, PeerError, RuleError
 from gdf_market.messages import Entry, open_entry
 from ledger import limits
 from ledger.chain import SeenEntries
@@ -58,9 +58,12 @@ class Admission:
         """Say whether any of these envelopes was not looked at yet."""
         return any(raw not in self._seen for raw in raws)
 
-    def receive(self, peer: str, raws: Sequence[bytes], tip: Tip, now_ms: int) -> list[Effect]:
-        """Take a peer's batch; raises PeerError for a malformed envelope, a bad signature, or a flood."""
-        self._check_flood(peer, now_ms)
+    def receive(self, peer: str, raws: Sequence[bytes], tip: Tip, now_ms: int, *, behind: bool = False) -> list[Effect]:
+        """Take a peer's batch; raises PeerError for a malformed envelope, a bad signature, or a flood.
+
+        ``behind``: this node lacks blocks, so that what it refuses may be right: then a flood is a RuleError, no fault.
+        """
+        self._check_flood(peer, now_ms, behind)
         fresh = [raw for raw in dict.fromkeys(raws) if raw not in self._seen]
         opened = [open_entry(raw, self._network) for raw in fresh]
         effects: list[Effect] = []
@@ -69,12 +72,14 @@ class Admission:
             effects += self._take(entry, tip, now_ms, peer, now_ms + limits.DEFERRED_MS)
         return effects
 
-    def _check_flood(self, peer: str, now_ms: int) -> None:
+    def _check_flood(self, peer: str, now_ms: int, behind: bool) -> None:
         """Entries that the rules refuse cost a signature check each and pay for nothing: a peer may send few."""
         if not 0 <= now_ms - self._refused_ms < limits.REFUSED_WINDOW_MS:
             self._refused, self._refused_ms = {}, now_ms
         refused = self._refused.get(peer, 0)
-        ensure(refused <= limits.MAX_REFUSED, RuleError(f"{peer} sent {refused} entries that the rules refuse"))
+        if refused > limits.MAX_REFUSED:
+            kind = RuleError if behind else FloodError
+            raise kind(f"{peer} sent {refused} entries that the rules refuse")
 
     def _take(self, entry: Entry, tip: Tip, now_ms: int, peer: str | None, until_ms: int) -> list[Effect]:
         if entry.id in self.pool or entry.id in self.deferred or entry.id in self._done:

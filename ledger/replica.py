@@ -274,7 +274,9 @@ class Replica:
             case wire.Entries():
                 raws = [bytes(raw) for raw in message.entries]
                 self._moot = not self._admission.is_news(raws)
-                self._effects += self._admission.receive(peer, raws, self._tip(), self._now)
+                self._effects += self._admission.receive(
+                    peer, raws, self._tip(), self._now, behind=self._catch_up.is_behind(self._chain.head)
+                )
             case wire.Status():
                 self._on_status(peer, message)
             case wire.SyncResponse():

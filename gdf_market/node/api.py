@@ -116,7 +116,7 @@ class _Api:
         self._node = node
 
     async def status(self, _: Request) -> Response:
-        return JSONResponse(self._node.status())
+        return JSONResponse(self._node.status() | {"refused": await self._node.refused()})
 
     async def submit(self, request: Request) -> Response:
         body = await _body(request)

@@ -42,6 +42,7 @@ class ControlHost:
     cannot be dialled; ``lan``: find and be found by multicast DNS.  ``on_frame(peer, data)``,
     ``on_peer_up(peer)``, ``on_peer_down(peer)``, ``on_order(raw, peer) -> relay it?`` and
     ``on_bulk(peer, address)`` are called in the trio loop and return soon; peers are account ids.
+    ``worth(account)`` is what the ledger makes of an account: when all places are taken, who is worth least goes.
     """
 
     def __init__(
@@ -59,10 +60,11 @@ class ControlHost:
         on_peer_down: Callable[[str], None],
         on_order: Callable[[bytes, str], bool] = lambda raw, peer: False,
         on_bulk: Callable[[str, BulkAddress], None] = lambda peer, address: None,
+        worth: Callable[[str], int] = lambda account: 0,
     ) -> None:
         self._identity, self._network = identity, network
         self._listen, self._announce, self._relay, self._lan = listen, announce, relay, lan
-        self._callbacks = Callbacks(on_frame, on_peer_up, on_peer_down, on_bulk)
+        self._callbacks = Callbacks(on_frame, on_peer_up, on_peer_down, on_bulk, worth)
         self._gossip = OrderGossip(network, on_order)
         self._session = secrets.token_hex(16)
         self._discovery = Discovery(identity.account, bootstrap)
@@ -184,6 +186,10 @@ class ControlHost:
         """Close everything with ``peer``, and refuse it for a minute."""
         self._links.disconnect(peer, f"{reason.reason}: {reason}" if isinstance(reason, PeerError) else reason)
 
+    def waiting_bytes(self, peer: str) -> int:
+        """Return what is queued for a peer and not sent yet."""
+        return self._links.waiting_bytes(peer)
+
     def publish_order(self, raw: bytes) -> bool:
         """Queue an order for gossip; False when too many wait.  OversizedError above 64 KiB."""
         return self._gossip.publish(raw)
@@ -228,7 +234,7 @@ class ControlHost:
         self._gossip.attach(host, self._links.blame)
         self._relayed = host.use_circuits(self._may_reserve, self._links.blame)
         self._relayed.want(self._relay_candidates)
-        self._relayed.changed = self._links.news.set
+        self._relayed.changed = self._discovery.retell = lambda: self._links.news.set()
         self.reach = Reach(host, self._network, lambda: self._links.up, self._reach_targets, self._relayed.look)
         DialBack(host, self._network, lambda peer: peer in self._links.up, self._links.blame)
 

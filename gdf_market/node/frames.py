@@ -16,7 +16,7 @@ from libp2p.abc import INetStream
 
 from gdf_market import identity
 from gdf_market.codec import AccountId, Hash, Record, Signature, UInt, decode, encode
-from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, ensure
+from gdf_market.errors import FloodError, MalformedError, OversizedError, PeerError, SignatureError, ensure
 from gdf_market.node import limits
 
 PROTOCOL = "/gdf/ledger/1"
@@ -26,12 +26,6 @@ _READ_BYTES = 65_536
 
 Address = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.MAX_ADDRESS_TEXT)]
 Addresses = Annotated[tuple[Address, ...], msgspec.Meta(max_length=limits.MAX_ADDRESSES)]
-
-
-class FloodError(PeerError):
-    """More frames, messages or bytes than the agreed rate."""
-
-    reason = "flood"
 
 
 class OtherNetworkError(PeerError):

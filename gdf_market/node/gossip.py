@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import trio
 from google.protobuf.message import DecodeError
@@ -18,19 +19,22 @@ from libp2p.peer.id import ID
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
 from libp2p.pubsub.pb import rpc_pb2
 from libp2p.pubsub.pubsub import Pubsub
+from libp2p.pubsub.utils import safe_bytes_from_hex
 from libp2p.pubsub.validators import signature_validator
 
-from gdf_market.errors import MalformedError, OversizedError, PeerError, SignatureError, ensure
+from gdf_market.errors import FloodError, MalformedError, OversizedError, PeerError, SignatureError, SlowError, ensure
 from gdf_market.node import limits
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.counters import Counters
-from gdf_market.node.frames import FloodError, StreamReader
+from gdf_market.node.frames import StreamReader
+from gdf_market.node.gossip_control import ControlMeter
 from gdf_market.node.p2p import Blame, Host, run_service, safe_handler
 
 OnOrder = Callable[[bytes, str], bool]
 _MAX_ID_BYTES = 64
 _QUEUE_RPCS = 1_024  # per peer; the stock 32 loses messages in every burst
 _PUBLISH_QUEUE = 256
+_MESSAGE_OVERHEAD = 256
 
 
 class _Router(GossipSub):  # type: ignore[misc]
@@ -67,6 +71,7 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
         self._topic = topic
         self._on_order = on_order
         self._bad: dict[str, limits.Bucket] = {}
+        self._blame = blame
         self._safe = safe_handler(self._read, host.counters, blame)
         super().__init__(host.raw, router, allowed_topics={topic})
         self.counter = time.time_ns()  # seconds, the stock value, make a restarted node's messages look old
@@ -83,11 +88,42 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
         queue = self.peer_queues.get(peer_id)
         if queue is not None:
             queue._queue.max_size = _QUEUE_RPCS
+            self._bound(queue, str(peer_id))
+
+    def _bound(self, queue: Any, peer: str) -> None:
+        """Bound a queue in bytes as well: whoever asks and does not read could fill the memory with answers."""
+        push, pop, waiting = queue.push, queue.pop, 0
+
+        def bounded_push(rpc: rpc_pb2.RPC, priority: bool = False) -> bool:
+            nonlocal waiting
+            size = rpc.ByteSize()
+            if waiting + size > limits.GOSSIP_QUEUE_BYTES:
+                error = SlowError(f"{waiting} bytes of gossip wait for {peer}")
+                self.counters.add("gossip-slow", peer=peer)
+                self._blame(peer, error)
+                return False
+            pushed = bool(push(rpc, priority))
+            waiting += size if pushed else 0
+            return pushed
+
+        async def bounded_pop() -> rpc_pb2.RPC | None:
+            nonlocal waiting
+            rpc: rpc_pb2.RPC | None = await pop()
+            waiting -= rpc.ByteSize() if rpc is not None else 0
+            return rpc
+
+        queue.push, queue.pop = bounded_push, bounded_pop
+
+    def _size_held(self, message_id: bytes) -> int:
+        decoded = safe_bytes_from_hex(message_id)
+        held = self.router.mcache.get(decoded) if decoded is not None else None
+        return len(held.data) + _MESSAGE_OVERHEAD if held is not None else 0
 
     async def _read(self, stream: INetStream) -> None:
         peer_id = stream.muxed_conn.peer_id
         reader = StreamReader(stream, limits.Bucket(limits.RPC_BYTES_PER_S, limits.RPC_BYTES_BURST))
         rate = limits.Bucket(limits.RPCS_PER_S, limits.RPCS_BURST)
+        meter = ControlMeter(self._topic, self._size_held)
         while True:
             data = await reader.exactly(await reader.varint(limits.MAX_RPC_BYTES))
             try:
@@ -98,10 +134,10 @@ class _Pubsub(Pubsub):  # type: ignore[misc]
                 rate.take(1 + len(rpc.publish) + len(rpc.subscriptions), trio.current_time()),
                 FloodError(f"more than {rate.per_s:.0f} pubsub messages a second"),
             )
+            meter.trim(rpc, trio.current_time())
             await self._handle(peer_id, rpc)
 
     async def _handle(self, peer_id: ID, rpc: rpc_pb2.RPC) -> None:
-        rpc.ClearField("senderRecord")  # costs a signature check each time, and hello tells addresses
         for subscription in rpc.subscriptions:
             self.handle_subscription(peer_id, subscription)
         for message in rpc.publish:

@@ -2,12 +2,13 @@
 
 What holds: a Save is durable before any later effect of the same or a later
 event is carried out, so nothing is promised that a crash could forget.
+Frames of peers take turns, so that a flood of one delays only its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from contracts.state import State
 from gdf_market.errors import GdfError, LocalError, PeerError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry
+from gdf_market.node.fair import FairQueue, Requests
 from ledger import effects as core
 from ledger.opening import OpenPool
 from ledger.replica import Replica
@@ -29,10 +31,7 @@ from ledger.store import LedgerStore
 if TYPE_CHECKING:
     from trio_typing import TaskStatus  # the installed stubs of trio name it there
 
-MAX_QUEUE = 4_096  # events waiting for the replica; frames beyond it are dropped (the sender repeats what matters)
-MAX_QUEUE_BYTES = 64 << 20  # of frames among them
-MAX_QUEUE_PER_PEER = 1_024  # of them: no peer takes all the room
-SPARE_QUEUE = 1_024  # room beyond MAX_QUEUE for peers that come and go, timers and own entries
+MAX_EVENTS = 1_024  # peers that come and go, timers and own entries that wait for the replica
 MAX_WAITERS = 1_024  # own entries that somebody waits for
 CLOCK_CHECK_S = 5.0  # a clock that was set back is noticed within this time
 
@@ -69,6 +68,7 @@ class LedgerService:
         send: Callable[[str, bytes], object],
         broadcast: Callable[[bytes, str | None], None],
         misbehaved: Callable[[str, PeerError], None],
+        waiting_bytes: Callable[[str], int] = lambda peer: 0,
         from_snapshot: bool = False,
         keep_epochs: int | None = None,
     ) -> None:
@@ -83,9 +83,10 @@ class LedgerService:
             open_many=self._open_many,
         )
         self._send, self._broadcast, self._misbehaved = send, broadcast, misbehaved
-        self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_QUEUE + SPARE_QUEUE)
-        self._frames: Counter[str] = Counter()  # queued frames by peer
-        self._frame_bytes = 0
+        self._events_in, self._events_out = trio.open_memory_channel[core.ReplicaEvent](MAX_EVENTS)
+        self._frames = FairQueue()
+        self._work = trio.Event()  # something was queued
+        self._requests = Requests(waiting_bytes)
         self._timers: dict[str, int] = {}
         self._timer_changed = trio.Event()
         self._waiters: dict[str, list[_Waiter]] = {}
@@ -103,37 +104,41 @@ class LedgerService:
         async with trio.open_nursery() as nursery:
             await self._handle(core.Started())
             nursery.start_soon(self._run_timers)
+            nursery.start_soon(self._serve)
             task_status.started()
-            async for event in self._events_out:
-                if isinstance(event, core.Received):
-                    self._count_frame(event, -1)
-                await self._handle(event)
+            while True:
+                await self._handle(await self._next())
+
+    async def _next(self) -> core.ReplicaEvent:
+        """Return the next event: frames of peers take turns, and whatever else there is comes first."""
+        while True:
+            with contextlib.suppress(trio.WouldBlock):
+                return self._events_out.receive_nowait()
+            frame = self._frames.take()
+            if frame is not None:
+                await trio.lowlevel.checkpoint()
+                return core.Received(*frame)
+            self._work = trio.Event()
+            await self._work.wait()
 
     def post(self, event: core.ReplicaEvent) -> None:
         """Queue an event for the replica; drops it when there is no room (counted), frames before anything else."""
-        if isinstance(event, core.Received) and not self._has_room(event):
-            self.dropped += 1
-            return
-        try:
-            self._events_in.send_nowait(event)
-        except trio.WouldBlock:
-            self.dropped += 1
-            return
-        if isinstance(event, core.Received):
-            self._count_frame(event, 1)
+        match event:
+            case core.Received(peer=peer, data=data):
+                self.dropped += not self._frames.put(peer, data)
+            case _:
+                if isinstance(event, core.PeerDown):
+                    self._frames.forget(event.peer)
+                    self._requests.forget(event.peer)
+                try:
+                    self._events_in.send_nowait(event)
+                except trio.WouldBlock:
+                    self.dropped += 1
+        self._work.set()
 
-    def _has_room(self, frame: core.Received) -> bool:
-        return (
-            self._events_in.statistics().current_buffer_used < MAX_QUEUE
-            and self._frame_bytes + len(frame.data) <= MAX_QUEUE_BYTES
-            and self._frames[frame.peer] < MAX_QUEUE_PER_PEER
-        )
-
-    def _count_frame(self, frame: core.Received, change: int) -> None:
-        self._frame_bytes += change * len(frame.data)
-        self._frames[frame.peer] += change
-        if not self._frames[frame.peer]:
-            del self._frames[frame.peer]
+    async def _queue(self, event: core.ReplicaEvent) -> None:
+        await self._events_in.send(event)
+        self._work.set()
 
     async def submit(self, entry: Entry, *, timeout_s: float = 60.0) -> int:
         """Submit an entry and return the height of the block that finalized it.
@@ -147,7 +152,7 @@ class LedgerService:
         self._waiters.setdefault(entry.id, []).append(waiter)
         try:
             with trio.move_on_after(timeout_s):
-                await self._events_in.send(core.Submitted(entry))
+                await self._queue(core.Submitted(entry))
                 await waiter.done.wait()
         finally:
             self._waiters[entry.id].remove(waiter)
@@ -172,15 +177,26 @@ class LedgerService:
             match effect:
                 case core.Save(writes=writes):
                     await trio.to_thread.run_sync(self.store.save, writes)
-                case core.Serve(peer=peer, height=height):
-                    for message in await trio.to_thread.run_sync(self.store.sync_messages, height):
-                        self._send(peer, message)
-                case core.ServeLinks(peer=peer, epoch=epoch):
-                    self._send(peer, await trio.to_thread.run_sync(links_message, self.store, epoch))
-                case core.ServeSnapshot(peer=peer, key=key, part=part):
-                    self._send(peer, await trio.to_thread.run_sync(snapshot_message, self.store, key, part))
+                case core.Serve() | core.ServeLinks() | core.ServeSnapshot():
+                    self._requests.put(effect)
                 case _:
                     self._carry_out(effect)
+
+    async def _serve(self) -> None:
+        """Answer requests from the file, beside agreement, which must not wait for who asks."""
+        while True:
+            request = await self._requests.take()
+            for message in await trio.to_thread.run_sync(self._answer, request):
+                self._send(request.peer, message)
+
+    def _answer(self, request: core.Serve | core.ServeLinks | core.ServeSnapshot) -> list[bytes]:
+        match request:
+            case core.Serve(height=height):
+                return self.store.sync_messages(height)
+            case core.ServeLinks(epoch=epoch):
+                return [links_message(self.store, epoch)]
+            case core.ServeSnapshot(key=key, part=part):
+                return [snapshot_message(self.store, key, part)]
 
     def _carry_out(self, effect: core.Effect) -> None:
         """Carry out an effect that needs no disk."""
@@ -228,4 +244,4 @@ class LedgerService:
             set_back = now < before  # the replica must hear of it: it would wait for the old time to come again
             for name in sorted(name for name, at_ms in self._timers.items() if at_ms <= now or set_back):
                 del self._timers[name]
-                await self._events_in.send(core.Timer(name))
+                await self._queue(core.Timer(name))

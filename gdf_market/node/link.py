@@ -7,9 +7,9 @@ from collections import deque
 
 import trio
 
-from gdf_market.errors import ensure
+from gdf_market.errors import FloodError, ensure
 from gdf_market.node import limits
-from gdf_market.node.frames import FloodError, Hello
+from gdf_market.node.frames import Hello
 
 
 class Outbox:

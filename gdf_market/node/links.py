@@ -6,8 +6,9 @@ Rules kept here:
 2. A new stream of a peer that has one ends the old link and starts a new one, so
    two nodes that dial each other at once, or one that restarts, end with one link.
 3. Who breaks the protocol or goes beyond its limits is disconnected and not
-   welcome for a while.
+   welcome for a while, and it counts against the address that it came from.
 4. A callback that raises is counted and the link goes on.
+5. When all places are taken, who is worth least gives way (crowd.py).
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ import structlog
 import trio
 from libp2p.abc import INetStream
 
-from gdf_market.errors import MalformedError, PeerError, ensure
+from gdf_market.errors import FloodError, MalformedError, PeerError, ensure
 from gdf_market.node import limits
 from gdf_market.node.addresses import check_transports, observed
+from gdf_market.node.crowd import Present, who_gives_way
 from gdf_market.node.discovery import Discovery, jitter
 from gdf_market.node.frames import (
     DATA,
@@ -68,6 +70,7 @@ class Callbacks:
     on_peer_up: Callable[[str], None]
     on_peer_down: Callable[[str], None]
     on_bulk: Callable[[str, BulkAddress], None]
+    worth: Callable[[str], int] = lambda account: 0  # what the ledger makes of an account, 0: nothing
 
 
 class GossipPeers(Protocol):
@@ -105,25 +108,42 @@ class Links:
         self._links: dict[str, Link] = {}  # the latest link of each connected peer, up or not yet
         self._sessions: dict[str, str] = {}
         self._keepers: dict[str, trio.Event] = {}  # set: something changed, look again
+        self._begun: dict[str, limits.Bucket] = {}  # links that a peer began
         host.handle(PROTOCOL, self._hear, self.blame)
         host.on_connection(self._connected, self._disconnected)
+        host.on_flood(self._flooded)
+        host.on_crowd(self._make_room)
 
     def __len__(self) -> int:
         return len(self._links)
 
     def queue(self, link: Link, packed: bytes) -> bool:
         """Queue a frame; a peer that has too much waiting is dropped."""
-        if link.outbox.put(packed):
-            return True
+        if not link.outbox.put(packed):
+            self._too_slow(link)
+            return False
+        if link.outbox.waiting_bytes > limits.FAIR_QUEUE:
+            most = max(self.up.values(), key=lambda one: one.outbox.waiting_bytes)
+            if sum(one.outbox.waiting_bytes for one in self.up.values()) > limits.QUEUE_ALL_BYTES:
+                self._too_slow(most)
+        return not link.ended.is_set()
+
+    def _too_slow(self, link: Link) -> None:
         self._host.counters.add("slow", peer=link.account)
         self.disconnect(link.account, "too much waits for it")
-        return False
+
+    def waiting_bytes(self, peer: str) -> int:
+        """Return what is queued for a peer and not sent yet."""
+        link = self.up.get(peer)
+        return link.outbox.waiting_bytes if link is not None else 0
 
     def disconnect(self, peer: str, reason: str, *, ban_s: float = limits.BAN_S) -> None:
         """Close everything with ``peer`` and refuse it for ``ban_s`` seconds."""
         log.info("disconnecting peer", peer=peer, reason=reason)
         self._host.counters.add("disconnected", peer=peer)
         self._book.ban(peer, trio.current_time() + ban_s)
+        for conn in self._host.connections(peer)[:1]:  # once for each time that it was thrown out
+            self._host.blame_address(conn.muxed_conn)
         link = self._links.get(peer)
         if link is not None:
             self._end(link, reason)
@@ -131,11 +151,44 @@ class Links:
 
     def blame(self, peer: str, error: PeerError) -> None:
         """Decide about a peer whose handler ended with ``error`` (counted already)."""
-        if isinstance(error, BannedError):
+        if isinstance(error, BannedError | FullError):
             self._nursery.start_soon(self._host.close_peer, peer)
             return
         seconds = limits.OTHER_NETWORK_S if isinstance(error, OtherNetworkError) else limits.BAN_S
         self.disconnect(peer, f"{error.reason}: {error}", ban_s=seconds)
+
+    def _flooded(self, peer: str, error: PeerError) -> None:
+        self._host.counters.add(error.reason, peer=peer, error=str(error))
+        self.blame(peer, error)
+
+    def _present(self) -> list[Present]:
+        return [
+            Present(peer, self._host.source_of(peer), self._callbacks.worth(peer), max(link.up_since, 0.0))
+            for peer, link in self._links.items()
+        ]
+
+    def _make_room(self) -> bool:
+        """Close a connection that is worth little, for a newcomer of whom nothing is known yet."""
+        idle = [peer for peer in self._host.connected() if peer not in self.up and not self._callbacks.worth(peer)]
+        chosen = idle[0] if idle else who_gives_way(self._present(), "", "", 0)
+        if chosen is None:
+            return False
+        self._give_way(chosen)
+        return True
+
+    def _give_way(self, peer: str) -> None:
+        self._host.counters.add("gave-way", peer=peer)
+        link = self._links.get(peer)
+        if link is not None:
+            self._end(link, "others are worth more")
+        self._nursery.start_soon(self._host.close_peer, peer)
+
+    def _check_begun(self, peer: str) -> None:
+        bucket = self._begun.pop(peer, None) or limits.Bucket(limits.LINKS_PER_S, limits.LINKS_BURST)
+        self._begun[peer] = bucket
+        if len(self._begun) > limits.MAX_KNOWN_PEERS:
+            del self._begun[next(iter(self._begun))]
+        ensure(bucket.take(1, trio.current_time()), FloodError(f"{peer} begins one link after the other"))
 
     def end_all(self) -> None:
         """End every link (the node stops)."""
@@ -226,6 +279,7 @@ class Links:
         """Serve the stream that a peer opened to us."""
         peer = str(stream.muxed_conn.peer_id)
         ensure(not self._book.is_banned(peer, trio.current_time()), BannedError(f"{peer} is banned"))
+        self._check_begun(peer)
         reader = StreamReader(stream, limits.Bucket(limits.BYTES_PER_S, limits.BYTES_BURST))
         with trio.move_on_after(limits.HELLO_S) as scope:
             kind, payload = await reader.frame(limits.MAX_HELLO_BYTES)
@@ -249,7 +303,12 @@ class Links:
             self._end(link, "peer opened a new stream")
             link = None
         if link is None:
-            ensure(len(self._links) < limits.MAX_LINKS, FullError(f"{limits.MAX_LINKS} links are the most"))
+            if len(self._links) >= limits.MAX_LINKS:
+                worth, address = self._callbacks.worth(peer), self._host.source_of(peer)
+                chosen = who_gives_way(self._present(), peer, address, worth)
+                if chosen is None:
+                    raise FullError(f"{limits.MAX_LINKS} links are the most")
+                self._give_way(chosen)
             link = self._links[peer] = Link(peer)
             self._wake(peer)
         return link

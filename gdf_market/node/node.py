@@ -140,7 +140,7 @@ class Node:
         }
 
     async def refused(self) -> dict[str, int]:
-        """Return how often each reason to refuse a peer something occurred; those of the blobs' host begin with bulk-."""
+        """Return how often each reason to refuse a peer something occurred; bulk-…: at the host of the blobs."""
         counts = self.control.counters
         with trio.move_on_after(_STATS_S):
             counts |= {f"bulk-{name}": count for name, count in (await self.context.bulk.stats())["counters"].items()}
@@ -371,6 +371,14 @@ def _punish(control: ControlHost, peer: str, error: PeerError) -> None:
         control.disconnect(peer, error)
 
 
+def _worth(ledger: LedgerService, account: str) -> int:
+    """Return what the ledger makes of an account: 2 for a validator, 1 for one with credits, else 0."""
+    if account in ledger.replica.epoch.validators:
+        return 2
+    known = ledger.state.account(account)
+    return 1 if known.balance or known.stake else 0
+
+
 def _trainer(settings: Settings) -> Trainer:
     devices = settings.torch_devices()
     return Trainer(
@@ -461,6 +469,7 @@ async def open_node(
                 on_peer_up=lambda peer: ledger.post(core.PeerUp(peer)),
                 on_peer_down=gone,
                 on_order=lambda raw, peer: bool(holder) and holder[0].on_order(raw, peer),
+                worth=lambda account: _worth(ledger, account),
             )
             ledger = LedgerService(
                 genesis,
@@ -469,6 +478,7 @@ async def open_node(
                 send=control.send,
                 broadcast=control.broadcast,
                 misbehaved=lambda peer, error: _punish(control, peer, error),
+                waiting_bytes=control.waiting_bytes,
                 from_snapshot=settings.sync == "snapshot",
                 keep_epochs=settings.keep_epochs or None,
             )

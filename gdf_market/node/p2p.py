@@ -40,6 +40,7 @@ from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.muxer import LimitedMuxers
 from gdf_market.node.relay import RelayService
 from gdf_market.node.relayed import Relayed
+from gdf_market.node.standing import source
 from gdf_market.node.transport import CappedTCP, check_port_free
 
 StreamHandler = Callable[[INetStream], Awaitable[None]]
@@ -150,6 +151,19 @@ class _Watcher(INotifee):  # type: ignore[misc]
         pass
 
 
+class _Settler(_Watcher):
+    """Tells the gate which sockets are logged in."""
+
+    def __init__(self, transport: CappedTCP) -> None:
+        super().__init__(lambda peer: None, lambda peer: None)
+        self._gate = transport.gate
+
+    async def connected(self, network: Any, conn: Any) -> None:
+        remote = conn.muxed_conn.get_remote_address()
+        if remote is not None:
+            self._gate.settle(str(remote[0]).partition("%")[0], int(remote[1]))
+
+
 class Host:
     """A running host with its counters; made by ``open_host``."""
 
@@ -180,6 +194,20 @@ class Host:
     def port(self) -> int:
         """The TCP port that the host listens on."""
         return int(str(self.raw.get_transport_addrs()[0]).split("/")[4])
+
+    def blame_address(self, muxed: Any) -> None:
+        """A peer was thrown out: count it against the address that this connection of it came from."""
+        remote = muxed.get_remote_address()
+        if remote is not None:
+            self._transport.gate.blame(str(remote[0]).partition("%")[0], int(remote[1]), trio.current_time())
+
+    def on_flood(self, blame: Blame) -> None:
+        """Call ``blame(peer, error)`` for a connection that was closed for what its muxer received."""
+        self.swarm.upgrader.muxer_multistream.blame = blame
+
+    def on_crowd(self, make_room: Callable[[], bool]) -> None:
+        """Call ``make_room`` when all inbound places are taken; it says whether it closed a connection."""
+        self._transport.gate.make_room = make_room
 
     @property
     def inbound(self) -> int:
@@ -237,6 +265,14 @@ class Host:
         with trio.fail_after(limits.HELLO_S):
             return await self.raw.new_stream(ID.from_string(peer), [protocol])
 
+    def source_of(self, peer: str) -> str:
+        """Return the address that a peer's first connection comes from; "" if it leads through a relay."""
+        for conn in self.connections(peer):
+            remote = conn.muxed_conn.get_remote_address()
+            if remote is not None:
+                return source(str(remote[0]).partition("%")[0])
+        return ""
+
     async def close_peer(self, peer: str) -> None:
         """Close all connections to ``peer``."""
         peer_id = ID.from_string(peer)
@@ -264,6 +300,7 @@ async def open_host(
     check_port_free(*listen)
     raw, transport = _make(seed if seed is not None else secrets.token_bytes(32), counters)
     host = Host(raw, transport, counters)
+    host.swarm.register_notifee(_Settler(transport))
     prepare(host)
     async with run_service(host.swarm, counters):
         try:

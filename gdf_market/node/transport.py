@@ -1,4 +1,4 @@
-"""TCP with caps: how many sockets a host accepts, in all and from one address, and a bind that notices a taken port.
+"""TCP behind a gate that decides which sockets a host keeps, and a bind that notices a taken port.
 
 The library keeps a connection's accept task, and with it one of its inbound
 slots, until the host ends.  Here the task ends when its socket is closed, so a
@@ -7,9 +7,7 @@ host that runs for weeks does not run out of slots.
 
 from __future__ import annotations
 
-import ipaddress
 import socket
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -17,8 +15,8 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.transport.tcp.tcp import TCP, TCPListener
 
 from gdf_market.errors import UserError
-from gdf_market.node import limits
 from gdf_market.node.counters import Counters
+from gdf_market.node.gate import Gate, Guest
 
 Handler = Callable[[TrioTCPStream], Awaitable[None]]
 
@@ -33,42 +31,6 @@ class _WatchedStream(TrioTCPStream):  # type: ignore[misc]
     async def close(self) -> None:
         self.closed.set()
         await super().close()
-
-
-class Gate:
-    """Counts accepted sockets; ``enter`` says whether one more from this address is welcome."""
-
-    def __init__(self) -> None:
-        self._open: Counter[str] = Counter()
-
-    def enter(self, host: str) -> bool:
-        """Take a slot for an IP address, if there is one."""
-        key = source(host)
-        most = limits.MAX_PER_LOOPBACK if ipaddress.ip_address(host).is_loopback else limits.MAX_PER_ADDRESS
-        if self._open.total() >= limits.MAX_INBOUND or self._open[key] >= most:
-            return False
-        self._open[key] += 1
-        return True
-
-    def leave(self, host: str) -> None:
-        """Give the slot back."""
-        key = source(host)
-        self._open[key] -= 1
-        if not self._open[key]:
-            del self._open[key]
-
-    def __len__(self) -> int:
-        return self._open.total()
-
-
-def source(host: str) -> str:
-    """Return what one holder of addresses is counted under: the IPv4 address, or the /64 of an IPv6 address."""
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
 
 
 class CappedTCP(TCP):  # type: ignore[misc]
@@ -90,14 +52,18 @@ class CappedTCP(TCP):  # type: ignore[misc]
     async def _serve(self, accepted: TrioTCPStream, handler: Handler) -> None:
         stream = _WatchedStream(accepted.stream)
         try:
-            host = str(accepted.stream.socket.getpeername()[0]).partition("%")[0]
+            host, port = accepted.stream.socket.getpeername()[:2]
         except OSError:  # gone already
             await stream.close()
             return
-        if not self.gate.enter(host):
-            self._counters.add("connections", address=host)
+        host, now = str(host).partition("%")[0], trio.current_time()
+        reason = self.gate.refuse(host, now)
+        if reason:
+            self._counters.add(reason, address=host)
             await stream.close()
             return
+        guest = Guest(host, int(port), now, stream.closed.set)
+        self.gate.enter(guest)
         try:
             async with trio.open_nursery() as nursery:
 
@@ -109,7 +75,9 @@ class CappedTCP(TCP):  # type: ignore[misc]
                 await stream.closed.wait()
                 nursery.cancel_scope.cancel()
         finally:
-            self.gate.leave(host)
+            self.gate.leave(guest)
+            with trio.CancelScope(shield=True), trio.move_on_after(1):
+                await stream.close()
 
 
 def check_port_free(host: str, port: int) -> None:

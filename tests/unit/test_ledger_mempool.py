@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gdf_market.errors import RuleError, SignatureError
+from gdf_market.errors import FloodError, RuleError, SignatureError
 from gdf_market.messages import Entry
 from ledger import limits
 from ledger.admission import Admission
@@ -153,8 +153,10 @@ def test_a_peer_that_floods_refused_entries_is_blamed() -> None:
     admission = make_admission()
     poor = [transfer(NETWORK, key(500), key(1).account, nonce, START_MS).raw for nonce in range(limits.MAX_REFUSED + 1)]
     admission.receive("peer", poor, TIP, NOW)
-    with pytest.raises(RuleError, match="sent 201 entries"):
+    with pytest.raises(FloodError, match="sent 201 entries"):
         admission.receive("peer", [entry().raw], TIP, NOW)
+    with pytest.raises(RuleError, match="sent 201 entries"):  # who lacks blocks cannot tell
+        admission.receive("peer", [entry().raw], TIP, NOW, behind=True)
     admission.receive("other", [entry().raw], TIP, NOW)
     admission.receive("peer", [entry(nonce=1).raw], TIP, NOW + limits.REFUSED_WINDOW_MS)
     assert len(admission.pool) == 2

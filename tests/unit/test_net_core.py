@@ -8,16 +8,15 @@ import socket
 import pytest
 import trio
 
-from gdf_market.errors import MalformedError, OversizedError, UsageError, UserError
+from gdf_market.errors import FloodError, MalformedError, OversizedError, UsageError, UserError
 from gdf_market.identity import Identity
 from gdf_market.node import limits
 from gdf_market.node.address_book import FORGET_AFTER, AddressBook
 from gdf_market.node.addresses import advertised, check_transports, multiaddr_of, split_peer
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.counters import Counters
-from gdf_market.node.frames import FloodError
 from gdf_market.node.link import Link, Outbox
-from gdf_market.node.transport import Gate, check_port_free, source
+from gdf_market.node.transport import check_port_free
 
 OWN, PEER, OTHER = (Identity(bytes([number]) * 32).account for number in (1, 2, 3))
 
@@ -104,22 +103,6 @@ def test_a_taken_port_is_named() -> None:
         with pytest.raises(UserError, match=f"port {port}"):
             check_port_free("127.0.0.1", port)
     check_port_free("127.0.0.1", port)
-
-
-def test_gate_caps_one_address_and_all() -> None:
-    gate = Gate()
-    assert all(gate.enter("192.0.2.7") for _ in range(limits.MAX_PER_ADDRESS))
-    assert not gate.enter("192.0.2.7")
-    assert not gate.enter("::ffff:192.0.2.7"), "the same address in IPv6 clothes"
-    gate.leave("192.0.2.7")
-    assert gate.enter("192.0.2.7")
-    while len(gate) < limits.MAX_INBOUND:
-        assert gate.enter(f"198.51.100.{len(gate)}")
-    assert not gate.enter("203.0.113.1")
-
-
-def test_gate_counts_an_ipv6_network_as_one_source() -> None:
-    assert source("2001:db8::1") == source("2001:db8::ffff:1") != source("2001:db8:0:1::1")
 
 
 def test_book_dials_later_after_each_failure_and_never_itself() -> None:

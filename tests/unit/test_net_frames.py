@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gdf_market.codec import encode
-from gdf_market.errors import MalformedError, OversizedError, SignatureError
+from gdf_market.errors import FloodError, MalformedError, OversizedError, SignatureError
 from gdf_market.identity import Identity
 from gdf_market.node import limits
 from gdf_market.node.frames import (
@@ -18,7 +18,6 @@ from gdf_market.node.frames import (
     HELLO,
     VERSION,
     BulkAddress,
-    FloodError,
     Hello,
     OtherNetworkError,
     StreamEndedError,

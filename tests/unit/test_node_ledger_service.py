@@ -12,6 +12,7 @@ import trio.testing
 
 from gdf_market.errors import LocalError, PeerError, RuleError, StorageError
 from gdf_market.messages import Entry, Transfer, seal
+from gdf_market.node import fair
 from gdf_market.node import ledger_service as module
 from gdf_market.node.ledger_service import LedgerService, NotFinalError, now_ms
 from gdf_market.units import CREDIT
@@ -188,34 +189,43 @@ def fill(service: LedgerService, count: int, data: bytes, peer: Callable[[int], 
 
 def test_no_peer_takes_all_the_room(tmp_path: Path) -> None:
     with opened(tmp_path) as (service, _):
-        fill(service, module.MAX_QUEUE_PER_PEER + 3, b"x", lambda number: "one")
+        fill(service, fair.MAX_FRAMES + 3, b"x", lambda number: "one")
         assert service.dropped == 3
         fill(service, 5, b"x", lambda number: "two")
         assert service.dropped == 3
 
 
-def test_the_queue_has_a_length_and_a_size_and_keeps_room_for_what_must_not_be_lost(tmp_path: Path) -> None:
+def test_the_queue_has_a_size_and_frames_take_no_room_of_what_must_not_be_lost(tmp_path: Path) -> None:
     with opened(tmp_path) as (service, _):
-        fill(service, module.MAX_QUEUE + 7, b"x", lambda number: str(number % 100))
-        assert service.dropped == 7
-        for number in range(module.SPARE_QUEUE):
+        fill(service, (fair.MAX_ALL_BYTES >> 20) + 2, b"x" * (1 << 20), str)
+        assert service._frames.total_bytes == fair.MAX_ALL_BYTES
+        for number in range(module.MAX_EVENTS):
             service.post(core.PeerUp(str(number)))
-        assert service.dropped == 7
+        assert service.dropped == 0
         service.post(core.PeerUp("one too many"))
-        assert service.dropped == 8
-    with opened(tmp_path) as (service, _):
-        frame = b"x" * (1 << 20)
-        fill(service, (module.MAX_QUEUE_BYTES >> 20) + 2, frame, str)
-        assert service.dropped == 2
+        assert service.dropped == 1
 
 
-async def test_room_is_free_again_when_frames_were_read(tmp_path: Path) -> None:
-    with opened(tmp_path, "other") as (service, _):
+async def test_frames_of_a_peer_that_left_are_forgotten(tmp_path: Path) -> None:
+    with opened(tmp_path, "other") as (service, wire):
         fill(service, 50, b"x" * 1_000, lambda number: PEER)
+        service.post(core.PeerDown(PEER))
         async with running(service):
-            await service._events_in.send(core.PeerDown(PEER))
             await trio.testing.wait_all_tasks_blocked()
-        assert (service._frame_bytes, dict(service._frames)) == (0, {})
+        assert service._frames.total_bytes == 0
+        assert wire.blamed == []
+
+
+async def test_a_flood_of_one_peer_delays_nobody_elses_frame(tmp_path: Path) -> None:
+    with opened(tmp_path, "other") as (service, _):
+        fill(service, 50, b"nonsense", lambda number: "flood")
+        service.post(core.Received(PEER, b"as well"))
+        handled: list[str] = []
+        service._misbehaved = lambda peer, error: handled.append(peer)
+        async with running(service):
+            await trio.testing.wait_all_tasks_blocked()
+        assert handled.index(PEER) == 1
+        assert len(handled) == 51
 
 
 async def test_waiting_entries_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,171 @@
+"""A small honest market of real nodes on this machine, light enough for two cores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from contracts.records import Job
+from gdf_market.demo.processes import Member, stop_all, wait_until
+from gdf_market.errors import GdfError
+from gdf_market.identity import Identity
+from gdf_market.node.client import NodeClient
+from ledger.reading import record_of, records_of
+from ledger.store import LedgerStore
+
+WAIT_S = 600.0  # for what takes seconds on an idle machine
+ANSWER_S = 20.0  # of a status
+WORKER_GRANT = 500  # credits; the owner has the rest
+FUNDED_GRANT = 5  # credits of each attacker that has some
+ENDED = ("done", "cancelled", "expired")
+FOUNDING = ("--test-network", "--block-ms", "300", "--heartbeat-ms", "1500", "--epoch-blocks", "100000")
+
+JOB = """
+from pydoc_data.topics import topics
+
+import torch
+from torch import nn
+
+from gdf_market import Job
+
+text = "\\n".join(topics[name] for name in sorted(topics))[:{length}]
+letters, context, width = len(set(text)), 8, 16
+
+
+class Letters(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(letters, width)
+        self.hidden = nn.Linear(width, width)
+        self.head = nn.Linear(width, letters)
+
+    def forward(self, idx, targets):
+        logits = self.head(torch.tanh(self.hidden(self.table(idx))))
+        return nn.functional.cross_entropy(logits.view(-1, letters), targets.view(-1))
+
+
+torch.manual_seed({number})
+job = Job(title="letters {number}", model=Letters(), data=text, context=context, batch=8, lr=2e-3)
+"""
+# every phase ends early when everybody acted; the deadlines stand a busy machine
+TERMS = (
+    "--units", "2", "--min-workers", "1", "--max-price", "1", "--bond", "2", "--audit-floor-percent", "5",
+    "--bid-seconds", "10", "--work-seconds", "240", "--phase-seconds", "180", "--audit-seconds", "240",
+    "--hold-seconds", "10",
+)  # fmt: skip
+
+
+def funded_seeds(count: int = 3) -> tuple[str, ...]:
+    """Return secret seeds of accounts that the genesis gives some credits to, for attackers to use."""
+    return tuple(bytes([200 + index] * 32).hex() for index in range(count))
+
+
+class Market:
+    """Nodes on loopback: ``validators`` agree on blocks, ``workers`` work; the owner, olga, runs none but to post."""
+
+    def __init__(self, root: Path, *, validators: Iterable[str], workers: Iterable[str], later: Iterable[str] = ()):
+        self.root = root
+        self.validators, self.workers, self.later = tuple(validators), set(workers), tuple(later)
+        names = dict.fromkeys([*self.validators, *sorted(self.workers), *self.later])
+        self.members = {name: Member(name, root) for name in names}
+        self.owner = Member("olga", root)
+        self.invite = ""
+        self._jobs = 0
+
+    def __getitem__(self, name: str) -> Member:
+        return self.members[name]
+
+    @property
+    def running(self) -> list[Member]:
+        return [member for member in self.members.values() if member.alive]
+
+    def found(self) -> None:
+        """Make everybody's key and the network, and start all nodes but those that come later."""
+        everybody = [*self.members.values(), self.owner]
+        for pair in (everybody[at : at + 2] for at in range(0, len(everybody), 2)):  # two cores
+            calls = [(member, member.spawn("init")) for member in pair]
+            for member, call in calls:
+                member.account = str(call.answer()["account"])
+        options: list[str] = []
+        for name in self.validators:
+            options += ["--validator", self[name].account]
+        for member in self.members.values():
+            options += ["--grant", f"{member.account}={WORKER_GRANT}"]
+        for seed in funded_seeds():
+            options += ["--grant", f"{Identity(bytes.fromhex(seed)).account}={FUNDED_GRANT}"]
+        self.invite = str(self.owner.run("init", "--new-network", "hostile", *FOUNDING, *options)["invite"])
+        first, *others = (name for name in self.members if name not in self.later)
+        self.join(first)
+        self.until("the first node answers", lambda: self[first].status() is not None)
+        self.invite = str(self[first].run("node", "invite")["invite"])
+        for name in others:
+            self.join(name)
+        self.owner.run("init", "--join", self.invite)
+        self.until("all are one network", self._connected)
+
+    def join(self, name: str) -> None:
+        """Let a member with a key join and start."""
+        self[name].run("init", "--join", self.invite)
+        self.start(name)
+
+    def start(self, name: str) -> None:
+        if name in self.workers:
+            self[name].start("work", "--threads", "1", "--min-price", "0.5")
+        else:
+            self[name].start("node", "run")
+
+    def _connected(self) -> bool:
+        statuses = [member.status() for member in self.running]
+        return all(
+            status is not None and status["height"] >= 1 and len(status["peers"]) >= len(statuses) - 1
+            for status in statuses
+        )
+
+    def until(self, what: str, holds: Callable[[], bool], *, timeout_s: float = WAIT_S) -> None:
+        """Wait; DemoError when time is up or one of those that should run has ended."""
+        wait_until(what, holds, timeout_s=timeout_s, members=self.running)
+
+    def job_file(self, *, length: int = 20_000) -> Path:
+        """Write the file of a job that nobody posted yet."""
+        self._jobs += 1
+        path = self.root / f"job{self._jobs}.py"
+        path.write_text(JOB.format(length=length, number=self._jobs), encoding="utf-8")
+        return path
+
+    def post(self, rounds: int, *, minutes: int = 60, terms: Sequence[str] = TERMS) -> str:
+        """Post a job; the owner is gone when this returns the job's id."""
+        file = self.job_file()
+        options = ("--rounds", str(rounds), *terms, "--deadline-minutes", str(minutes))
+        return str(self.owner.run("post", str(file), *options)["job"])
+
+    @contextlib.contextmanager
+    def store(self, name: str = "") -> Iterator[LedgerStore]:
+        member = self[name] if name else next(iter(self.members.values()))
+        with contextlib.closing(LedgerStore(member.data.ledger, read_only=True)) as store:
+            yield store
+
+    def job(self, job_id: str) -> Job:
+        with self.store() as store:
+            found = record_of(store, Job, f"job/{job_id}")
+        assert found is not None
+        return found
+
+    def rounds_finished(self) -> int:
+        """Return the rounds of all jobs that came to a result."""
+        with self.store() as store:
+            return sum(job.completed for job in records_of(store, Job, "job/"))
+
+    def close(self) -> None:
+        stop_all(list(self.members.values()))
+
+
+def ask(member: Member) -> dict[str, Any] | None:
+    """Return a node's status without touching its lock, which it may be waiting for; None while it does not answer."""
+    with contextlib.suppress(GdfError, OSError, ValueError, KeyError):
+        info = json.loads(member.data.node_file.read_text(encoding="utf-8"))
+        with NodeClient(info["url"], info["token"]) as client:
+            return client.call("GET", "/status", timeout_s=ANSWER_S)
+    return None
