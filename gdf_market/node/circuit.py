@@ -7,6 +7,7 @@ relay sees sealed bytes and no peer can pretend to be another.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -75,6 +76,12 @@ async def read_some(stream: INetStream, count: int) -> bytes:
         raise StreamEndedError(f"stream ended: {error!r}") from None
     ensure(bool(data), StreamEndedError("stream ended"))
     return data
+
+
+async def until_ended(stream: INetStream, seconds: float = 2.0) -> None:
+    """Wait for the peer to end the stream, so that a reset does not overtake what was written last."""
+    with trio.move_on_after(seconds), contextlib.suppress(StreamEndedError):
+        await read_some(stream, 1)
 
 
 async def write_message(stream: INetStream, message: Message) -> None:

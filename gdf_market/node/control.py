@@ -147,6 +147,7 @@ class ControlHost:
             "relays": list(self.relays),
             "bulk_relayed": self._bulk is not None and any("/p2p-circuit/" in one for one in self._bulk[1]),
             "relaying": self.relaying,
+            "relayed_bytes": self._host.relay.passed_bytes if self._host.relay is not None else 0,
         }
 
     @property

@@ -31,6 +31,7 @@ class Discovery:
 
     def __init__(self, account: str, bootstrap: Sequence[str]) -> None:
         self.book = AddressBook(account)
+        self.retell: Callable[[], None] = lambda: None  # called when a linked peer has other addresses than it had
         self._changed = trio.Event()
         self._dialing = 0
         for address in bootstrap:
@@ -51,6 +52,8 @@ class Discovery:
         own = [one for one in check_transports(hello.account, hello.addresses) if local or not _names_loopback(one)]
         own += observed(own, remote)
         changed = bool(own) and self.book.learn(hello.account, own, replace=True)
+        if changed:
+            self.retell()
         for address in hello.peers:
             try:
                 account, transport = split_peer(address)

@@ -25,6 +25,7 @@ from gdf_market.codec import AccountId, Hash, Record, decode, encode
 from gdf_market.errors import MalformedError, PeerError, ensure
 from gdf_market.node import limits
 from gdf_market.node.addresses import group, own_hosts
+from gdf_market.node.circuit import until_ended
 from gdf_market.node.frames import StreamReader, frame, write
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ class DialBack:
             reached = await self._dial_all(remote[0], request.targets)
         host = "" if remote is None else remote[0][:45]
         await write(stream, frame(ANSWER, encode(Answer(host=host, reached=reached))))
-        with trio.move_on_after(2):  # the requester ends the stream; a reset must not overtake the answer
-            await stream.read(1)
+        await until_ended(stream)
 
     def _welcome(self, peer: str) -> bool:
         now = trio.current_time()

@@ -34,6 +34,7 @@ from gdf_market.node.circuit import (
     pump,
     read_message,
     stop,
+    until_ended,
     write_message,
 )
 
@@ -158,7 +159,7 @@ class RelayService:
             return
         expires = pb.Reservation(expire=int(time.time() + RESERVATION_S))
         await write_message(stream, hop(pb.HopMessage.STATUS, status=OK, reservation=expires, limit=_limit()))
-        await _until_read(stream)
+        await until_ended(stream)
 
     async def _connect(self, stream: INetStream, peer: str, target: str) -> None:
         status = self.reservations.begin(peer, target, trio.current_time())
@@ -229,10 +230,4 @@ def _limit() -> Any:
 
 async def _refuse(stream: INetStream, status: int) -> None:
     await write_message(stream, hop(pb.HopMessage.STATUS, status=status))
-    await _until_read(stream)
-
-
-async def _until_read(stream: INetStream) -> None:
-    """Let the peer end the stream, so that a reset does not overtake the answer."""
-    with trio.move_on_after(2):
-        await stream.read(1)
+    await until_ended(stream)

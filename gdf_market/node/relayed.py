@@ -29,6 +29,7 @@ from gdf_market.node.circuit import (
     peer_of,
     read_message,
     stop,
+    until_ended,
     write_message,
 )
 from gdf_market.node.relay import RESERVATION_S, SETUP_S
@@ -178,6 +179,7 @@ class Relayed:
         held = self._held.get(relay)
         if is_relayed(stream) or held is None or self._inbound >= MAX_INBOUND:
             await write_message(stream, stop(pb.StopMessage.STATUS, status=pb.RESOURCE_LIMIT_EXCEEDED))
+            await until_ended(stream)
             return
         self._inbound += 1
         circuit = CircuitStream(stream)
