@@ -14,7 +14,19 @@ from typing import Any, Protocol
 from contracts.records import Job, Unit
 from contracts.state import State, present
 from contracts.views import Action, pending_actions
-from gdf_market.messages import AuditClasses, Bid, BidWithdraw, Body, Entry, JobCancel, JobPost, Transfer, seal
+from gdf_market.messages import (
+    AuditClasses,
+    Bid,
+    BidWithdraw,
+    Body,
+    Entry,
+    JobCancel,
+    JobPost,
+    Transfer,
+    ValidatorJoin,
+    ValidatorLeave,
+    seal,
+)
 from tests.sim_market.acts import ACTS, Where, task_of, ticket_of, where_of
 from tests.sim_market.books import Books
 from tests.sim_market.people import FALSE, JUDGING, Person
@@ -67,6 +79,8 @@ class Market:
         self.books = Books(plan.genesis, self)
         for place, job in enumerate(plan.jobs):
             venue.at(job.at_ms, self._post, place, job, None)
+        for at_ms, place, what in plan.moves:
+            venue.at(at_ms, self._move, people[place], ValidatorJoin if what == "join" else ValidatorLeave)
         for person in people:
             if person.character.arrives_ms:
                 person.asleep_until_ms = person.character.arrives_ms
@@ -174,6 +188,11 @@ class Market:
                 return
             self.venue.submit(owner, entry)
         self.venue.at(self.venue.now_ms + 900, self._post, place, job, entry)
+
+    def _move(self, person: Person, kind: type[Body]) -> None:
+        """Ask for a seat, or give it up."""
+        if self.say(person, kind) is None:
+            self.venue.at(self.venue.now_ms + 1_000, self._move, person, kind)
 
     def _cancel(self, owner: Person, job: str) -> None:
         seen = self.venue.view(owner)

@@ -40,6 +40,7 @@ class Character:
     lottery: bool = True
     deaths: tuple[Death, ...] = ()
     arrives_ms: int = 0
+    is_reliable: bool = True  # its node follows the protocol of agreement
     only_posts: bool = False  # it is an owner, and does nothing else
 
     @property
@@ -50,7 +51,7 @@ class Character:
     @property
     def is_steady(self) -> bool:
         """Whether it is honest and does all that it should when it should."""
-        return self.is_honest and not self.refuses and not self.deaths
+        return self.is_honest and self.is_reliable and not self.refuses and not self.deaths
 
 
 @dataclass

@@ -10,9 +10,11 @@ from contracts.records import Allocation, Genesis, Staking
 from gdf_market.identity import Identity
 from gdf_market.messages import Recipe
 from gdf_market.units import CREDIT
+from tests.sim.attacks import ATTACKS
 from tests.sim.world import START_MS, Faults, key
 from tests.sim_market.people import BISECTION, Character, Death, Person
 from tests.sim_market.truth import SIZE, text_hash
+from tests.simulator import Tamper
 
 AUDIT_MS = 10_000
 BOND = 1_000_000
@@ -62,6 +64,8 @@ class Plan:
     faults: Faults
     genesis: Genesis
     reaction_ms: tuple[int, int] = (20, 250)
+    attackers: tuple[tuple[int, Tamper], ...] = ()  # validators whose nodes attack agreement, by place
+    moves: tuple[tuple[int, int, str], ...] = ()  # (time, place of a person, join | leave)
     unheld_ppt: int = 0  # thousandths of updates that an attester cannot fetch
     most_per_bid: int = 2
 
@@ -87,7 +91,12 @@ def draw_plan(seed: int, *, network: bool) -> Plan:
         _draw_job(chance, owner=place % len(owners), place=place, workers=workers)
         for place in range(chance.choice((1, 1, 1, 2)))
     )
-    genesis = _make_genesis(chance, validators, len(characters) - validators, owners, network=network)
+    attackers: tuple[tuple[int, Tamper], ...] = ()
+    if network and validators >= 4 and chance.random() < 0.25:
+        place = chance.randrange(validators)
+        attackers = ((place, chance.choice(ATTACKS)),)
+        characters[place] = _changed(characters[place], {"is_reliable": False})
+    genesis = _make_genesis(chance, validators, len(characters) - validators, owners)
     return Plan(
         seed,
         validators=tuple(characters[:validators]),
@@ -97,6 +106,8 @@ def draw_plan(seed: int, *, network: bool) -> Plan:
         jobs=jobs,
         faults=_draw_faults(chance, network=network),
         genesis=genesis,
+        attackers=attackers,
+        moves=() if attackers else _draw_moves(chance, validators, workers, network=network),
         reaction_ms=chance.choice(((20, 150), (20, 350), (50, 1_200))),
         unheld_ppt=chance.choice((0, 0, 0, 30, 200)),
         most_per_bid=chance.choice((1, 2, 2, 4)),
@@ -108,7 +119,7 @@ def draw_plan(seed: int, *, network: bool) -> Plan:
 
 def _draw_characters(chance: random.Random, validators: int, workers: int) -> list[Character]:
     """Return validators, workers and bystanders; a mood says what most of the trouble is."""
-    mood = chance.choice(("fair", "fair", "cheats", "cheats", "liars", "liars", "ring", "dying", "dying", "mixed"))
+    mood = chance.choice(("fair", "cheats", "cheats", "liars", "liars", "ring", "ring", "dying", "dying", "mixed"))
     people = [Character(lottery=chance.random() < 0.7) for _ in range(validators)]
     people += [
         Character(
@@ -139,7 +150,7 @@ def _places(chance: random.Random, mood: str, validators: int, workers: int) -> 
             return chance.sample(range(validators, total), chance.randint(1, max(1, workers - 1)))
         case "liars" | "ring":
             most = max(1, (total - 2) // 2)
-            return chance.sample(range(total), chance.randint(1, min(3, most)))
+            return chance.sample(range(total), chance.randint(min(2, most), min(3, most)))
         case "dying":
             return chance.sample(range(total), chance.randint(1, max(1, total // 2)))
     return chance.sample(range(total), chance.randint(1, max(1, total // 2)))
@@ -186,10 +197,11 @@ def _draw_death(chance: random.Random) -> Death:
 def make_people(plan: Plan) -> list[Person]:
     """Return everybody, at home on some node: validators on their own."""
     chance = random.Random(plan.seed + 3)
-    nodes = len(plan.validators) + plan.others
+    bad = {place for place, _ in plan.attackers}
+    nodes = [place for place in range(len(plan.validators) + plan.others) if place not in bad]
     people = [Person(key(1 + place), each, place) for place, each in enumerate(plan.validators)]
-    people += [Person(worker_key(place), each, chance.randrange(nodes)) for place, each in enumerate(plan.workers)]
-    return people + [Person(each, Character(only_posts=True), chance.randrange(nodes)) for each in plan.owners]
+    people += [Person(worker_key(place), each, chance.choice(nodes)) for place, each in enumerate(plan.workers)]
+    return people + [Person(each, Character(only_posts=True), chance.choice(nodes)) for each in plan.owners]
 
 
 # ---- jobs
@@ -207,7 +219,7 @@ def _draw_job(chance: random.Random, *, owner: int, place: int, workers: int) ->
         "tokens_per_unit": 0,
         "recipe": RECIPE,
         "device_class": "cpu-fp32",
-        "rounds": chance.choice((1, 1, 2, 2, 3)),
+        "rounds": chance.choice((1, 1, 2, 2, 3, 3)),
         "units_per_round": units,
         "warm_rounds": chance.choice((0, 0, 0, 1)),
         "shards": chance.choice((1, 2, 16)),
@@ -254,9 +266,19 @@ def _draw_faults(chance: random.Random, *, network: bool) -> Faults:
     )
 
 
-def _make_genesis(
-    chance: random.Random, validators: int, others: int, owners: tuple[Identity, ...], *, network: bool
-) -> Genesis:
+def _draw_moves(
+    chance: random.Random, validators: int, workers: int, *, network: bool
+) -> tuple[tuple[int, int, str], ...]:
+    """Return who gives up its seat, and which worker asks for one where nobody has to run a node for it."""
+    moves = []
+    if chance.random() < 0.25:
+        moves.append((chance.randint(200, 12_000), chance.randrange(validators), "leave"))
+    if not network and chance.random() < 0.25:
+        moves.append((chance.randint(200, 8_000), validators + chance.randrange(workers), "join"))
+    return tuple(moves)
+
+
+def _make_genesis(chance: random.Random, validators: int, others: int, owners: tuple[Identity, ...]) -> Genesis:
     members = [key(1 + place).account for place in range(validators)]
     rest = [worker_key(place).account for place in range(others)]
     poor = chance.random() < 0.1  # one worker without credits
@@ -280,8 +302,6 @@ def _make_genesis(
         committee=chance.choice((3, 5, 11)),
         arbiters=chance.choice((3, 5, 15)),
         max_void_rounds=chance.choice((0, 1, 3)),
-        staking=Staking(
-            bond=BOND, epoch_blocks=chance.choice((10, 25, 1_000)) if network else 1_000, floor=max(1, validators - 1)
-        ),
+        staking=Staking(bond=BOND, epoch_blocks=chance.choice((10, 25, 1_000)), floor=max(1, validators - 1)),
         entry_fee=chance.choice((0, 100)),
     )

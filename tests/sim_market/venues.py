@@ -23,7 +23,7 @@ from ledger.chain import Chain, SeenEntries, genesis_tip
 from ledger.effects import Effect, Executed, Finalized, SaveBlocks, Write
 from ledger.rules import MARKET
 from tests.sim.memory import InvariantError
-from tests.sim.world import START_MS, Node, key
+from tests.sim.world import START_MS, Node
 from tests.sim_market.market import Market
 from tests.sim_market.people import Person
 from tests.sim_market.plan import Plan, make_people
@@ -53,17 +53,18 @@ class Solo:
         self._count = 0
         self._due = 0  # which of the scheduled proposals counts
         self._slot = 0
-        self._keys = {key(1 + place).account: key(1 + place) for place in range(len(plan.validators))}
+        people = make_people(plan)
+        self._keys = {person.account: person.key for person in people}
         skew = plan.faults.skew_ms
         self._skews = {account: self.random.randint(-skew, skew) for account in self._keys}
         self._stale: dict[int, tuple[State, int]] = {}  # what those who are cut off see, by home
         self.blocks: list[Executed] = []
-        self.market = Market(plan, make_people(plan), self)
+        self.market = Market(plan, people, self)
         self._schedule_weather()
 
     def _schedule_weather(self) -> None:
         faults = self.plan.faults
-        for _ in range(faults.partitions if len(self._keys) > 1 else 0):
+        for _ in range(faults.partitions):
             at_ms = self.random.randint(0, faults.until_ms)
             self.at(at_ms, self._cut)
             self.at(at_ms + self.random.randint(1_000, 9_000), self._heal)
@@ -159,7 +160,7 @@ class Solo:
     def _cut(self) -> None:
         """Cut some homes off: they see no new blocks, and nothing that they say arrives."""
         tip = self._chain.head
-        for home in range(1, len(self._keys) + self.plan.others):
+        for home in range(1, len(self.plan.validators)):
             if self.random.random() < 0.4:
                 self._stale.setdefault(home, (tip.state, tip.time_ms))
 
@@ -168,7 +169,9 @@ class Solo:
         self.market.on_block()
 
     def _crash(self) -> None:
-        """Lose what waited for a block; what is final is durable."""
+        """Lose what waited for a block; what is final is durable, and the chain goes on from there."""
+        self._seen = SeenEntries(limits.MAX_RAW_SEEN)
+        self._chain = Chain(self.plan.genesis, MARKET, self._chain.head, self._seen)
         self._admission = Admission(self.network, MARKET, self._seen)
         self._plan_block()
 
@@ -192,7 +195,7 @@ class _Watched(Cluster):
 
     def _check_saved(self, name: str, writes: Sequence[Write]) -> None:
         super()._check_saved(name, writes)
-        if self.market is None:
+        if self.market is None or name in self.byzantine:
             return
         for write in writes:
             for executed in write.blocks if isinstance(write, SaveBlocks) else ():
@@ -216,7 +219,13 @@ class Network:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.cluster = _Watched(
-            plan.seed, len(plan.validators), plan.others, faults=plan.faults, rules=MARKET, genesis=plan.genesis
+            plan.seed,
+            len(plan.validators),
+            plan.others,
+            faults=plan.faults,
+            byzantine=dict(plan.attackers),
+            rules=MARKET,
+            genesis=plan.genesis,
         )
         self.names = list(self.cluster.nodes)
         self.cluster._places = {name: place for place, name in enumerate(self.names)}
