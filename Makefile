@@ -49,12 +49,30 @@ FROM ?= 0
 sim: $(VENV)/.dev
 	$(BIN)/python -m tests.sim.long --seeds $(SEEDS) --from $(FROM)
 
+# Markets on their ledger, people of every kind, in all cores: make sim-market SEEDS=5000 FROM=0
+.PHONY: sim-market
+sim-market: $(VENV)/.dev
+	$(BIN)/python -m tests.sim_market --seeds $(SEEDS) --from $(FROM)
+
 # Real validators on this machine, killed at random while people pay: make torture MINUTES=10 VALIDATORS=7
 .PHONY: torture
 MINUTES ?= 10
 VALIDATORS ?= 4
 torture: $(VENV)/.dev
 	$(BIN)/python -m tests.torture --minutes $(MINUTES) --validators $(VALIDATORS)
+
+# A market of real nodes on this machine: kills, newcomers, attackers, an owner who is gone: make soak MINUTES=30
+.PHONY: soak
+soak: export OMP_NUM_THREADS = 1
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+
+# Every attack on one node of a small market, one after the other, and what came of each: make hostile SECONDS=60
+.PHONY: hostile
+SECONDS ?= 60
+hostile: export OMP_NUM_THREADS = 1
+hostile: $(VENV)/.dev
+	$(BIN)/python -m tests.hostile --seconds $(SECONDS) $(ARGS)
 
 # Every rule of agreement removed in turn; WRITE=--write stores docs/mutations.md
 .PHONY: mutations
