@@ -10,6 +10,7 @@ import rich_click as click
 from contracts.parameters import DEVICE_CLASSES, thresholds
 from gdf_market.commands.checks import CHECKS, Check
 from gdf_market.commands.common import App, pass_app, table
+from gdf_market.commands.reach_checks import reach_checks
 from gdf_market.commands.session import run_async
 from gdf_market.node.calibration import (
     Calibration,
@@ -35,7 +36,7 @@ def doctor(app: App, calibrate: bool) -> None:
 
     Example: gdf-market doctor --calibrate
     """
-    checks = [check(app) for check in CHECKS]
+    checks = [check(app) for check in CHECKS] + reach_checks(app)
     if calibrate:
         _calibrate(app)
     found, machine = read_calibration(app.data.calibration), Machine.here()

@@ -6,6 +6,7 @@ import rich_click as click
 import trio
 
 from gdf_market.commands.common import App, pass_app, table
+from gdf_market.commands.reach_checks import in_short
 from gdf_market.commands.session import configure_logging, run_async, running_node
 from gdf_market.commands.shift import show_shift
 from gdf_market.errors import UsageError
@@ -30,14 +31,17 @@ def node() -> None:
 
 @node.command()
 @click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1 and a free port).")
+@click.option(
+    "--announce", multiple=True, metavar="MULTIADDR", help="Where others reach it, such as /ip4/203.0.113.7 (repeat)."
+)
 @click.option("--log-level", help="debug, info, warning or error.")
 @pass_app
-def run(app: App, listen: str | None, log_level: str | None) -> None:
+def run(app: App, listen: str | None, announce: tuple[str, ...], log_level: str | None) -> None:
     """Run a node that follows, validates (if it is in the set) and audits, but does not bid on jobs.
 
     Example: gdf-market node run --listen 127.0.0.1:4001
     """
-    run_node(app, listen=listen, log_level=log_level)
+    run_node(app, listen=listen, announce=list(announce) or None, log_level=log_level)
 
 
 def run_node(
@@ -118,6 +122,7 @@ def status(app: App) -> None:
         age = value["block_age_ms"]
         shown.add_row("height", f"{value['height']} ({'no block yet' if age is None else f'{age / 1000:.1f} s old'})")
         shown.add_row("peers", str(len(value["peers"])))
+        shown.add_row("reach", in_short(value["reach"]))
         roles = [name for name in ("validator", "worker") if value[name]]
         shown.add_row("roles", ", ".join(roles) or "observer")
         shown.add_row("balance", f"{format_credits(value['balance'])} credits")

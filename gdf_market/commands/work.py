@@ -14,6 +14,9 @@ POISONS = ["sign-flip", "label-flip", "lazy", "noise", "lie"]  # the last one is
 @click.command()
 @click.option("--listen", metavar="HOST:PORT", help="Address to listen on (default 127.0.0.1 and a free port).")
 @click.option(
+    "--announce", multiple=True, metavar="MULTIADDR", help="Where others reach it, such as /ip4/203.0.113.7 (repeat)."
+)
+@click.option(
     "--min-price", metavar="CREDITS", help="Least credits per unit you work for (your true cost is the best bid)."
 )
 @click.option("--units", type=click.IntRange(1, 64), help="Units per round this machine can do.")
@@ -29,6 +32,7 @@ POISONS = ["sign-flip", "label-flip", "lazy", "noise", "lie"]  # the last one is
 def work(
     app: App,
     listen: str | None,
+    announce: tuple[str, ...],
     min_price: str | None,
     units: int | None,
     threads: int | None,
@@ -49,6 +53,7 @@ def work(
     run_node(
         app,
         listen=listen,
+        announce=list(announce) or None,
         log_level=log_level,
         worker=True,
         poison=test_poison or "",

@@ -44,7 +44,6 @@ PER_PEER_PER_S, PER_PEER_BURST = 1 / 60, 4.0
 IN_ALL_PER_S, IN_ALL_BURST = 1.0, 16.0
 ASKED = 5  # peers asked for one verdict
 ENOUGH = 3  # votes after which it is not asked again soon
-FEW = 2  # below so many votes, a verdict is one peer's word
 SETTLE_S = 3.0  # after the first link, more are on their way
 AGAIN_S, SOON_S = 600.0, 20.0
 

@@ -63,6 +63,7 @@ def test_a_new_network_is_well(tmp_path: Path) -> None:
         "key",
         "ledger",
         "node",
+        "network",
         "calibration",
     ]
     assert found["calibration"]["actual"] == "never measured"
