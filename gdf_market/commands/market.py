@@ -36,14 +36,14 @@ def market() -> None:
 @market.command("ls")
 @pass_app
 def list_orders(app: App) -> None:
-    """List announced orders and jobs under way, why this node would not take them, and how many orders were refused.
+    """List announced orders and jobs under way, what this node bids on them or why it does not, and refused orders.
 
     Example: gdf-market market ls
     """
     value = with_client(app, lambda client: client.call("GET", "/orders"))
 
     def text() -> object:
-        shown = table("order book", "order", "title", "owner", "at most", "rounds x units", "state", "fit")
+        shown = table("order book", "order", "title", "owner", "at most", "rounds x units", "state", "this node")
         for order in value["orders"]:
             shown.add_row(
                 short(order["id"]),
@@ -52,7 +52,7 @@ def list_orders(app: App) -> None:
                 format_credits(order["reserve_price"]),
                 f"{order['rounds']} x {order['units_per_round']}",
                 f"{order['state']} {order['reason']}".strip(),
-                order["unfit"] or "yes",
+                order["standing"] or order["unfit"] or "yes",
             )
         refused = ", ".join(f"{reason} {count}" for reason, count in sorted(value["refused"].items()))
         shown.caption = f"refused orders: {refused or 'none'}"

@@ -129,6 +129,8 @@ def status(app: App) -> None:
         shown.add_row("trained / audited", f"{value['trained']} / {value['audited']} units")
         if value["step"]:
             shown.add_row("at work", "step {} of {}".format(*value["step"]))
+        for job, standing in sorted(value["bids"].items()):
+            shown.add_row(f"bid on {job[:12]}", standing)
         for job, reason in sorted(value["idle_reasons"].items()):
             shown.add_row(f"not on {job[:12]}" if job != "*" else "idle", reason)
         for topic, sentence in sorted(value["notes"].items()):

@@ -1,4 +1,9 @@
-"""The bidder: prefetches orders that fit, bids on jobs on the ledger, and says why when it does not."""
+"""The bidder: prefetches orders that fit, bids on jobs on the ledger, and says why when it does not.
+
+Jobs are measured side by side and decided together: the one that pays this machine best gets its time first
+(gdf_market/node/choosing.py).  A bid is decided anew whenever time is free again: when a job ends, a bid is closed, or
+an open bid could offer more.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +15,7 @@ import trio
 
 from contracts.draws import is_convicted
 from contracts.parameters import verdict
+from contracts.records import Bid as BidRecord
 from contracts.records import Job
 from gdf_market.book import match
 from gdf_market.book.core import OrderBook
@@ -17,10 +23,10 @@ from gdf_market.book.match import Capabilities
 from gdf_market.codec import encode
 from gdf_market.errors import GdfError, LocalError, ensure
 from gdf_market.messages import Bid, JobPost
+from gdf_market.node.choosing import Promise, compute_rank, count_units, get_price, promise_of
 from gdf_market.node.context import JobFiles, NodeContext
 from gdf_market.node.ledger_service import now_ms
 from gdf_market.node.runner_process import RequestFailedError
-from gdf_market.train.sizing import units_that_fit
 from gdf_market.units import PPB, SECOND_MS, format_credits
 
 PROBE_STEPS = 3
@@ -28,6 +34,7 @@ PROBE_S = 120.0  # a probe holds up this node's own units: a program that needs 
 RETRY_MS = 5_000  # pause after a failure
 SLOW_RETRY_MS = 60_000  # ... after a probe that took too long, or that this machine cannot run; doubled each time
 MAX_RETRY_MS = 3_600_000
+COMPARE_MS = 10_000  # a job waits so long for others to be measured, and at most half its bidding window
 MIN_AUDIT_MS = 10_000  # several blocks: an owner that gives less gets the bonds of those that cannot answer in time
 MAX_KNOWN = 1_024
 MAX_BIDDING = 32  # jobs under consideration at once
@@ -54,7 +61,10 @@ class Bidder:
         self._prefetching: set[str] = set()
         self._retry: dict[str, int] = {}  # job -> when it may be tried again
         self._slow: dict[str, int] = {}  # job -> pause after the last probe that gave no figure
-        self._offered: dict[str, float] = {}  # job -> seconds per round of a bid that is not final yet
+        self._measuring: set[str] = set()  # jobs among those in ``_bidding``
+        self._offered: dict[str, int] = {}  # job -> units of a bid that is not final yet
+        self._since: dict[str, int] = {}  # job -> when it could be bid on first
+        self._raised: dict[str, int] = {}  # job -> end of the bidding window in which its open bid was raised
         self.reasons: dict[str, str] = {}
         self.hold: Callable[[], str] = str  # why no bid is made on anything now, or ""
 
@@ -71,29 +81,26 @@ class Bidder:
         orders = self._book.orders()
         self._forget_others({*jobs, *(order.id for order in orders)})
         for job_id in jobs:
-            self._spawn(nursery, self._bidding, MAX_BIDDING, job_id, self._consider)
+            if self._needs_measuring(job_id) and self._take_place(self._bidding, MAX_BIDDING, job_id):
+                self._measuring.add(job_id)
+                nursery.start_soon(self._measure, job_id, nursery)
         for order in orders:
-            self._spawn(nursery, self._prefetching, MAX_PREFETCHING, order.id, self._prefetch, order.spec)
+            if self._take_place(self._prefetching, MAX_PREFETCHING, order.id):
+                nursery.start_soon(self._guard, self._prefetching, order.id, self._prefetch, order.spec)
+        self._decide(nursery)
 
     def _forget_others(self, known: set[str]) -> None:
         """Drop what is remembered of orders and jobs that are gone."""
-        for remembered in (self.reasons, self._retry, self._slow):
+        for remembered in (self.reasons, self._retry, self._slow, self._since, self._raised):
             for job_id in remembered.keys() - known:
                 del remembered[job_id]
 
-    def _spawn(
-        self,
-        nursery: trio.Nursery,
-        busy: set[str],
-        most: int,
-        job_id: str,
-        task: Callable[..., Awaitable[None]],
-        *args: object,
-    ) -> None:
+    def _take_place(self, busy: set[str], most: int, job_id: str) -> bool:
+        """Take a place among the ``most`` jobs at work; False if there is none, or it is too early after a failure."""
         if job_id in busy or len(busy) >= most or self._retry.get(job_id, 0) > now_ms():
-            return
+            return False
         busy.add(job_id)
-        nursery.start_soon(self._guard, busy, job_id, task, *args)
+        return True
 
     async def _guard(self, busy: set[str], job_id: str, task: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
@@ -172,51 +179,106 @@ class Bidder:
             return found.step_s
         raise TooSlowHereError(f"{PROBE_STEPS} steps of it were not done within {PROBE_S:.0f} s here")
 
-    async def _consider(self, job_id: str) -> None:
-        context = self._context
-        job = context.state.job(job_id)
-        if job is None:
-            return
-        reason = self.hold() or self.unfit(job_id, job.spec) or self._closed(job)
+    def _needs_measuring(self, job_id: str) -> bool:
+        """Say whether a job's step time is wanted: to bid on it, or to know what a bid of an earlier run promised."""
+        job = self._context.state.job(job_id)
+        if job is None or _step_key(job.spec) in self._ready:
+            return False
+        return self._has_bid(job) or not self._refusal(job)
+
+    def _refusal(self, job: Job) -> str:
+        """Return, and note, why this node would not bid on a job now whatever time it has, or ""."""
+        reason = self.hold() or self.unfit(job.id, job.spec) or self._closed(job)
         if reason:
-            self.reasons[job_id] = reason
-            return
-        if self._has_bid(job):
-            self.reasons.pop(job_id, None)
-            return
-        step_s = await self._prepare(job.spec)
+            self.reasons[job.id] = reason
+        return reason
+
+    async def _measure(self, job_id: str, nursery: trio.Nursery) -> None:
+        try:
+            await self._guard(self._bidding, job_id, self._prepare_job)
+        finally:
+            self._measuring.discard(job_id)
+        self._decide(nursery)
+
+    async def _prepare_job(self, job_id: str) -> None:
+        job = self._context.state.job(job_id)
+        if job is not None:
+            await self._prepare(job.spec)
+
+    def _decide(self, nursery: trio.Nursery) -> None:
+        """Give this machine's time to the jobs that pay it best; bid, or note why not."""
+        found = [self._context.state.job(job_id) for job_id in self._context.state.active().jobs]
+        jobs = [(job, step_s) for job in found if job and (step_s := self._ready.get(_step_key(job.spec))) is not None]
+        for job, step_s in sorted(jobs, key=lambda pair: compute_rank(*pair)):
+            if job.id not in self._bidding:
+                units = self._units_to_offer(job, step_s)
+                if units and self._take_place(self._bidding, MAX_BIDDING, job.id):
+                    self._offered[job.id] = units
+                    nursery.start_soon(self._guard, self._bidding, job.id, self._bid, units)
+
+    def _units_to_offer(self, job: Job, step_s: float) -> int:
+        """Return how many units to bid for now; 0, with the reason noted, for none."""
+        if self._refusal(job):
+            return 0
+        bid = self._context.state.bid(job.id, self._context.account)
+        live = bid is not None and bid.status in ("open", "matched")
+        if live:
+            self.reasons.pop(job.id, None)
+        if self._may_be_outdone(job) and not live:
+            self.reasons[job.id] = "is compared with jobs that are being measured"
+            return 0
         units = self._units_that_fit(job, step_s)
+        if bid is not None and live:
+            return units if self._can_raise(job, bid, units) else 0
         if units == 0:
-            self.reasons[job_id] = (
+            self.reasons[job.id] = (
                 f"a unit takes {step_s * job.spec.recipe.steps:.0f} s here; beside other work of this node that is "
                 f"too long for the {job.spec.work_ms / SECOND_MS:.0f} s which the job allows"
             )
-            return
-        price = context.settings.min_price
-        self._offered[job_id] = units * job.spec.recipe.steps * step_s
+        return units
+
+    def _may_be_outdone(self, job: Job) -> bool:
+        """Say whether a better job may still turn up: others are being measured, and there is time to wait for them."""
+        now = now_ms()
+        waited_ms = now - self._since.setdefault(job.id, now)
+        in_time = job.status != "bidding" or job.phase_end_ms - now > job.spec.bid_ms / 2
+        return bool(self._measuring) and in_time and waited_ms < COMPARE_MS
+
+    def _can_raise(self, job: Job, bid: BidRecord, units: int) -> bool:
+        """Say whether an open bid should offer more units, as time became free; once in a window, as it costs a fee."""
+        if bid.status != "open" or units <= bid.units or self._raised.get(job.id) == job.phase_end_ms:
+            return False
+        self._raised[job.id] = job.phase_end_ms
+        return True
+
+    async def _bid(self, job_id: str, units: int) -> None:
+        context, price = self._context, self._context.settings.min_price
         try:
             await context.submit(Bid, job=job_id, price=price, units=units, device_class=self._device_class)
         finally:
             del self._offered[job_id]
         self.reasons.pop(job_id, None)
-        context.note("bid", f"bid {format_credits(price)} on {job.spec.title!r}")
+        job = context.state.job(job_id)
+        title = job.spec.title if job is not None else job_id[:12]
+        context.note("bid", f"bid {format_credits(price)} on {title!r}")
 
     def _units_that_fit(self, job: Job, step_s: float) -> int:
         """Return how many units of the job this node can do in a round, beside the units it bid for elsewhere."""
         spec = job.spec
-        possible = units_that_fit(step_s * spec.recipe.steps, spec.work_ms / SECOND_MS, self._promised_s(job.id))
+        possible = count_units(job, step_s, self._promises(job.id))
         affordable = self._bondable(job.id) // spec.unit_bond if spec.unit_bond else possible
-        return min(self._context.settings.units, spec.units_per_round, possible, affordable)
+        return min(self._context.settings.units, job.slots.count(""), possible, affordable)
 
-    def _promised_s(self, but: str) -> float:
-        """Return the seconds that a round of every other job with a live bid of this account takes here."""
-        state = self._context.state
-        total = sum(seconds for job_id, seconds in self._offered.items() if job_id != but)
+    def _promises(self, but: str) -> list[Promise]:
+        """Return what every other live bid of this account, final or not, may ask of this machine in a round."""
+        state, found = self._context.state, []
         for job_id in state.active().jobs:
             job, bid = state.job(job_id), state.bid(job_id, self._context.account)
-            if job_id != but and job is not None and bid is not None and bid.status in ("open", "matched"):
-                total += bid.units * job.spec.recipe.steps * self._ready.get(_step_key(job.spec), 0.0)
-        return total
+            live = bid.units if bid is not None and bid.status in ("open", "matched") else 0
+            units = max(live, self._offered.get(job_id, 0))
+            if job is not None and units and job_id != but:
+                found.append(promise_of(job, units, self._ready.get(_step_key(job.spec))))
+        return found
 
     def _has_bid(self, job: Job) -> bool:
         bid = self._context.state.bid(job.id, self._context.account)
@@ -226,12 +288,31 @@ class Bidder:
         """Return why a bid now would be refused or pointless, or ""."""
         if is_convicted(self._context.state, job.id, self._context.account):
             return "convicted in this job"
-        if self._has_bid(job) or job.status == "bidding":
+        if self._has_bid(job):
             return ""
-        if job.status == "running":
-            return "" if "" in job.slots else "every slot is taken"
-        over = job.ending if job.status == "draining" else job.status
-        return f"the job is {over}"
+        if job.ending or job.status not in ("bidding", "running"):
+            return f"the job is {job.ending or job.status}"
+        if "" not in job.slots:
+            return f"every slot is taken{self._last_outcome(job)}"
+        asked = self._context.settings.min_price
+        if asked > get_price(job):  # workers that stayed agreed to this price: nobody joins them for more
+            return f"its slots go at {format_credits(get_price(job))} credits; this worker asks {format_credits(asked)}"
+        return ""
+
+    def _last_outcome(self, job: Job) -> str:
+        """Return what the ledger says of this account's last bid on a job, in brackets, or ""."""
+        bid = self._context.state.bid(job.id, self._context.account)
+        return f" ({bid.reason})" if bid is not None and bid.reason else ""
+
+    def standing(self, job_id: str) -> str:
+        """Return what this account has to do with a job: its bid, its slots, or why neither; "" if nothing is known."""
+        job, bid = self._context.state.job(job_id), self._context.state.bid(job_id, self._context.account)
+        if job is None or bid is None or bid.status == "closed":
+            return self.reasons.get(job_id, "")
+        if bid.status == "open":
+            return f"bids {format_credits(bid.price)} for up to {bid.units} units; {job.reason or 'the window is open'}"
+        leaving = ", leaves when the round ends" if bid.leaving else ""
+        return f"holds {job.slots.count(bid.worker)} slots at {format_credits(job.clearing_price)}{leaving}"
 
 
 def _step_key(spec: JobPost) -> bytes:

@@ -130,6 +130,7 @@ class Node:
             "orders": len(self.book.orders()),
             "refused_orders": dict(self.book.refused),
             "idle_reasons": self._idle_reasons(),
+            "bids": self._standings(),
             "hold": self.controls.get_hold() if self.controls is not None else "",
             "step": list(self.context.trainer.progress or ()) or None,
             "dropped": self.context.ledger.dropped,
@@ -158,6 +159,14 @@ class Node:
             return {"*": "nobody offers a job at the moment"}
         return dict(self.bidder.reasons)
 
+    def _standings(self) -> dict[str, str]:
+        """Return what this account's live bids stand for, by job."""
+        state, bidder = self.context.state, self.bidder
+        if bidder is None:
+            return {}
+        bids = {job: state.bid(job, self.context.account) for job in state.active().jobs}
+        return {job: bidder.standing(job) for job, bid in bids.items() if bid is not None and bid.status != "closed"}
+
     def _row(self, job_id: str, spec: JobPost) -> dict[str, Any]:
         return {
             "id": job_id,
@@ -168,6 +177,7 @@ class Node:
             "units_per_round": spec.units_per_round,
             "device_class": spec.device_class,
             "unfit": self.bidder.unfit(job_id, spec) if self.bidder else "",
+            "standing": self.bidder.standing(job_id) if self.bidder else "",
         }
 
     def order_rows(self) -> list[dict[str, Any]]:

@@ -363,3 +363,33 @@ def test_slots_that_the_bond_does_not_cover_are_freed() -> None:
     world.play(lambda: world.job(job).slots.count(key_of("w1").account) == 1)
     assert world.bid(job, "w1").status == "matched"
     play_to_end(world)
+
+
+def test_a_job_short_of_workers_says_what_it_waits_for_and_ends_with_everything_returned() -> None:
+    world = make_world()
+    job = post(world, min_workers=2, deadline_ms=world.time_ms + 60_000)
+    world.block(bid_entry(world, "w1", job, 3))
+    while world.job(job).status == "bidding" and not world.job(job).ending:
+        world.wake()
+        assert world.job(job).ending or world.job(job).reason == "waits for 1 more workers"
+    while world.job(job).status != "expired":
+        world.wake()
+    assert world.time_ms >= world.job(job).spec.deadline_ms
+    bid = world.bid(job, "w1")
+    assert (bid.status, bid.bond, bid.reason) == ("closed", 0, "the job ended: its deadline passed")
+    assert (world.balance("owner"), world.balance("w1")) == (1_000 * CREDIT, 1_000 * CREDIT)
+
+
+def test_two_misses_free_a_slot_for_who_comes_late() -> None:
+    world = make_world()
+    job = start(world, "w1", "w2", rounds=9, min_workers=1)
+    cast_all(world, "w1", "w3")  # w2 is gone
+    world.play(lambda: world.bid(job, "w2").status == "closed")
+    assert key_of("w2").account not in world.job(job).slots
+    assert world.bid(job, "w2").reason == "missed deadlines in 2 rounds in a row"
+    world.block(bid_entry(world, "w3", job, 2))
+    world.play(lambda: world.bid(job, "w3").status == "matched")
+    assert key_of("w3").account in world.job(job).slots
+    late = world.job(job).round
+    world.play(lambda: world.job(job).round > late + 1)
+    assert world.unit(job, late + 1, world.job(job).slots.index(key_of("w3").account)).status in ("accepted", "paid")
