@@ -1,12 +1,8 @@
-"""The explorer's process, looked at with a real browser: light, dark, narrow, without scripts, and while it is hostile.
-
-Needs a system Chromium; ``GDF_NO_BROWSER=1`` skips this file on machines that cannot have one.
-"""
+"""The explorer, looked at with a real browser: light, dark, narrow, without scripts, and over a hostile ledger."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,85 +11,37 @@ from typing import Any
 
 import pytest
 
-from tests.explorer_ledger import Example, build_example
+from gdf_market import messages
+from gdf_market.units import CREDIT
+from ledger.explorer.app import PAGES
+from tests.browser_kit import (
+    AUDIT,
+    DEMANDED,
+    ROOT,
+    SHOTS,
+    OpenPage,
+    axe_source,
+    barriers,
+    browsing,
+    no_browser,
+    serving,
+)
+from tests.explorer_ledger import Build, Example, build_example
+from tests.ledger_kit import Maker, make_ledger
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.skipif(os.environ.get("GDF_NO_BROWSER") == "1", reason="GDF_NO_BROWSER=1"),
-]
+pytestmark = [pytest.mark.e2e, no_browser]
 
-ROOT = Path(__file__).parents[2]
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-ARGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-# What axe's most frequent findings are about: names, labels, landmarks, headings, tables, contrast.
-AUDIT = """() => {
-  const faults = [];
-  const visible = (e) => e.getClientRects().length && getComputedStyle(e).visibility !== 'hidden';
-  const name = (e) => (e.getAttribute('aria-label') || e.textContent || e.title || '').trim()
-    || [...e.querySelectorAll('img')].map((i) => i.alt).join('');
-  if (!document.documentElement.lang) faults.push('html has no lang');
-  for (const tag of ['main', 'header', 'footer', 'h1'])
-    if (document.querySelectorAll(tag).length !== 1) faults.push(`not one ${tag}`);
-  for (const e of document.querySelectorAll('a, button')) if (!name(e)) faults.push('no name: ' + e.outerHTML);
-  for (const e of document.querySelectorAll('input')) if (!e.labels.length) faults.push('no label: ' + e.outerHTML);
-  for (const e of document.querySelectorAll('img')) if (!e.hasAttribute('alt')) faults.push('no alt');
-  for (const e of document.querySelectorAll('svg'))
-    if (e.getAttribute('role') === 'img' ? !name(e) : e.getAttribute('aria-hidden') !== 'true')
-      faults.push('unnamed svg');
-  for (const e of document.querySelectorAll('table'))
-    if (!e.caption || !e.querySelector('th')) faults.push('table without caption or headings');
-  for (const e of document.querySelectorAll('nav, section'))
-    if (!e.getAttribute('aria-label') && !document.getElementById(e.getAttribute('aria-labelledby')))
-      faults.push('unnamed landmark: ' + e.outerHTML.slice(0, 80));
-  let last = 0;
-  for (const e of document.querySelectorAll('h1, h2, h3')) {
-    const level = Number(e.tagName[1]);
-    if (level > last + 1) faults.push('heading skips a level: ' + e.textContent);
-    last = level;
-  }
-  for (const e of document.querySelectorAll('pre')) if (e.tabIndex < 0) faults.push('pre cannot be focused');
-  const channel = (v) => ((v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
-  const luminance = (c) => 0.2126 * channel(c[0]) + 0.7152 * channel(c[1]) + 0.0722 * channel(c[2]);
-  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
-  const behind = (e) => {
-    for (; e; e = e.parentElement) {
-      const c = parse(getComputedStyle(e).backgroundColor);
-      if (c.length < 4 || c[3] === 1) return c;
-    }
-    return [255, 255, 255];
-  };
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const e = walk.currentNode.parentElement;
-    if (!walk.currentNode.textContent.trim() || !visible(e) || e.closest('svg, script')) continue;
-    const [a, b] = [parse(getComputedStyle(e).color), behind(e)].map(luminance).sort((x, y) => y - x);
-    const ratio = (a + 0.05) / (b + 0.05);
-    if (ratio < 4.5) faults.push(`contrast ${ratio.toFixed(2)}: ${e.textContent.trim().slice(0, 40)}`);
-  }
-  const wide = document.documentElement.scrollWidth - window.innerWidth;
-  if (wide > 0) faults.push(`${wide} px wider than the window`);
-  return faults;
-}"""
-
-
-def browser_path() -> str:
-    """Return the system's Chromium; fails with what to install."""
-    found = os.environ.get("GDF_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if not found:
-        pytest.fail(
-            "no browser: install Chromium (Debian: apt-get install chromium; macOS: brew install chromium), "
-            "name one with GDF_CHROMIUM, or leave these tests out with GDF_NO_BROWSER=1"
-        )
-    return found
+# all looks, with a screenshot of each page, when they are asked for; the others say the same of the markup
+LOOKS = [(1280, "light"), (360, "dark"), *([(1280, "dark"), (360, "light")] if os.environ.get(DEMANDED) else [])]
+RIGHT_TO_LEFT = "\u202eמטבעות\u202c \u2067قرش\u2069"
+LONG = "W" * 190
+HOSTILE = (
+    "</code></pre><script>alert(3)</script>",
+    '"><svg onload=alert(4)>',
+    "{{ 7 * 7 }}{% raw %}",
+    RIGHT_TO_LEFT,
+    LONG,
+)
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +51,14 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Example:
 
 @pytest.fixture(scope="module")
 def url(example: Example) -> Iterator[str]:
-    """Yield the address of an explorer process."""
-    command = [sys.executable, "-m", "ledger.explorer", "--db", str(example.path), "--port", "0"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip().rstrip("/")
-        finally:
-            process.terminate()
+    with serving(example.path) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[OpenPage]:
+    with browsing() as open_page:
+        yield open_page
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a process cannot be sent SIGTERM there, only killed")
@@ -125,63 +73,81 @@ def test_the_command_ends_well_when_it_is_told_to(example: Example, tmp_path: Pa
         assert process.returncode == 0, errors
 
 
-def failed(page: Any, request: Any) -> None:
-    """Note a request that failed; one that leaving the page cut off is none."""
-    if request.failure != "net::ERR_ABORTED":
-        page.troubles.append(f"{request.url}: {request.failure}")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Yield a function that opens a page of given width and colour scheme; every trouble it meets is collected."""
-    from playwright.sync_api import sync_playwright
-
-    executable = browser_path()
-    with sync_playwright() as driver:
-        # the driver gives it a fresh user-data-dir and removes it afterwards
-        chromium = driver.chromium.launch(executable_path=executable, args=ARGS)
-
-        def open_page(width: int, scheme: str, scripts: bool = True) -> Any:
-            context = chromium.new_context(
-                viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=scripts
-            )
-            page = context.new_page()
-            page.troubles, page.asked = [], []
-            page.on("console", lambda message: page.troubles.append(message.text))
-            page.on("pageerror", lambda error: page.troubles.append(str(error)))
-            page.on("dialog", lambda dialog: page.troubles.append("dialog " + dialog.message))
-            page.on("requestfailed", lambda request: failed(page, request))
-            page.on("request", lambda request: page.asked.append(request.url))
-            return page
-
-        yield open_page
-        chromium.close()
-
-
-def paths(example: Example) -> list[str]:
+def paths(example: Example) -> dict[str, str]:
+    """Return a path of every kind of page, by the name of its screenshot."""
     account = example.build.workers[1].account
     job = example.running_job
-    return [
-        *("/", "/jobs", "/accounts", "/blocks", "/events", "/search?q=nothing"),
-        *(f"/job/{job}", f"/job/{job}/round/5", f"/unit/{job}/5/2", f"/unit/{example.done_job}/1/3"),
-        *(f"/account/{account}", "/block/7", f"/entry/{example.transfer}", f"/entry/{example.altered}"),
-    ]
+    return {
+        "overview": "/",
+        "jobs": "/jobs",
+        "accounts": "/accounts",
+        "blocks": "/blocks",
+        "validators": "/validators",
+        "epochs": "/epochs",
+        "events": "/events",
+        "order-book": "/book",
+        "fairness": "/fairness",
+        "audit": "/audit",
+        "check-a-proof": "/verify",
+        "search": "/search?q=nothing",
+        "job": f"/job/{job}",
+        "round": f"/job/{job}/round/5",
+        "unit-convicted": f"/unit/{job}/5/2",
+        "unit-paid": f"/unit/{example.done_job}/1/3",
+        "account": f"/account/{account}",
+        "block": "/block/7",
+        "entry": f"/entry/{example.transfer}",
+        "entry-altered": f"/entry/{example.altered}",
+        "state-around-an-entry": f"/entry/{example.transfer}/changes",
+    }
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (1280, "dark"), (360, "light"), (360, "dark")])
-def test_pages_are_readable(browser: Any, url: str, example: Example, width: int, scheme: str) -> None:
+def test_every_kind_of_page_is_looked_at(example: Example) -> None:
+    shown = {len(path.split("?")[0].strip("/").split("/")): set() for path in paths(example).values()}
+    for path in paths(example).values():
+        parts = path.split("?")[0].strip("/").split("/")
+        shown[len(parts)].add(parts[0])
+    for pattern, _, _ in PAGES:
+        parts = pattern.strip("/").split("/")
+        assert parts[0] in shown[len(parts)], pattern
+
+
+@pytest.mark.parametrize(("width", "scheme"), LOOKS)
+def test_pages_are_readable(browser: OpenPage, url: str, example: Example, width: int, scheme: str) -> None:
     page = browser(width, scheme)
     faults = {}
-    for path in paths(example):
+    for name, path in paths(example).items():
         page.goto(url + path)
         if found := page.evaluate(AUDIT):
             faults[path] = found
+        if os.environ.get(DEMANDED):
+            page.screenshot(path=SHOTS / f"{name}-{width}-{scheme}.png", full_page=True)
     assert faults == {}
     assert page.troubles == []  # among them: anything the Content-Security-Policy stopped, any alert() that ran
     assert all(asked.startswith(url) for asked in page.asked)
 
 
-def test_the_audit_itself_notices(browser: Any, url: str) -> None:
+@pytest.mark.parametrize(("width", "scheme"), LOOKS[:2])
+def test_axe_finds_nothing_serious(browser: OpenPage, url: str, example: Example, width: int, scheme: str) -> None:
+    source, page = axe_source(), browser(width, scheme)
+    faults = {}
+    for path in paths(example).values():
+        page.goto(url + path)
+        if found := barriers(page, source):
+            faults[path] = found
+    assert faults == {}
+    page.evaluate("document.querySelector('h1').outerHTML = '<p><img src=/static/icon.svg><button></button></p>'")
+    assert {fault.split()[0] for fault in barriers(page, source)} >= {"image-alt", "button-name"}
+
+
+def test_at_200_percent_nothing_is_beside_the_window(browser: OpenPage, url: str, example: Example) -> None:
+    page = browser(640, "light", scale=2)  # a window of 1280 pixels
+    for path in paths(example).values():
+        page.goto(url + path)
+        assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
+
+
+def test_the_audit_itself_notices(browser: OpenPage, url: str) -> None:
     page = browser(360, "light")
     page.goto(url)
     page.evaluate("""() => {
@@ -208,7 +174,7 @@ def test_the_audit_itself_notices(browser: Any, url: str) -> None:
     assert "pre cannot be focused" in faults
 
 
-def test_a_person_finds_the_way_without_scripts(browser: Any, url: str, example: Example) -> None:
+def test_a_person_finds_the_way_without_scripts(browser: OpenPage, url: str, example: Example) -> None:
     page = browser(360, "light", scripts=False)
     page.goto(url)
     page.get_by_role("link", name="Digits, a small network").click()
@@ -219,22 +185,130 @@ def test_a_person_finds_the_way_without_scripts(browser: Any, url: str, example:
     page.keyboard.press("Enter")
     page.wait_for_url(f"{url}/entry/{example.altered}")
     assert "does not verify" in page.inner_text("h1")
+    assert "gdf-market ledger check" in page.inner_text("[data-verify]")
     page.goto(f"{url}/nope")
     assert "Not in this ledger" in page.inner_text("h1")
 
 
-def test_keyboard_reaches_the_content_first(browser: Any, url: str) -> None:
+def test_search_finds_each_kind(browser: OpenPage, url: str, example: Example) -> None:
+    page = browser(1280, "light")
+    account = example.build.owner.account
+    for query, target in (
+        ("12", "/block/12"),
+        (example.running_job[:12], f"/job/{example.running_job}"),
+        (example.transfer[:12], f"/entry/{example.transfer}"),
+        (account, f"/account/{account}"),
+        (f"{example.done_job}/1/3", f"/unit/{example.done_job}/1/3"),
+        ("zzz", "/search?q=zzz"),
+    ):
+        page.goto(url)
+        page.get_by_label("Search the ledger").fill(query)
+        page.keyboard.press("Enter")
+        page.wait_for_url(url + target)
+
+
+def test_keyboard_reaches_the_content_first_and_shows_where_it_is(browser: OpenPage, url: str) -> None:
     page = browser(1280, "light")
     page.goto(url)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     page.keyboard.press("Enter")
     assert page.url.endswith("#content")
+    page.goto(f"{url}/audit")
+    seen = set()
+    for _ in range(16):
+        page.keyboard.press("Tab")
+        name, style, width = page.evaluate("""() => {
+            const outline = getComputedStyle(document.activeElement);
+            return [document.activeElement.textContent, outline.outlineStyle, parseFloat(outline.outlineWidth)];
+        }""")
+        assert (style, width >= 2) == ("solid", True), name
+        seen.add(name)
+    assert {"Overview", "Audit", "Search", "Replay now"} <= seen
 
 
-def test_overview_refreshes_itself(browser: Any, url: str) -> None:
+def test_overview_refreshes_itself(browser: OpenPage, url: str) -> None:
     page = browser(1280, "light")
     page.goto(url)
     page.evaluate("document.querySelector('[data-live] h1').textContent = 'old'")
-    page.get_by_role("heading", name="Overview", level=1).wait_for(timeout=20_000)
+    page.get_by_role("heading", name="Overview", level=1).wait_for()
     assert page.troubles == []
+
+
+# ---- a ledger that grows, and its replay
+
+
+@pytest.fixture(scope="module")
+def growing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Maker, str]]:
+    """A ledger file that this test writes, and the explorer over it."""
+    maker = make_ledger(tmp_path_factory.mktemp("growing") / "ledger.sqlite")
+    with serving(maker.path) as address:
+        yield maker, address
+    maker.store.close()
+
+
+def test_the_page_follows_the_blocks(browser: OpenPage, growing: tuple[Maker, str]) -> None:
+    maker, address = growing
+    page = browser(1280, "light")
+    page.goto(address)
+    loads = len([asked for asked in page.asked if asked.endswith(".css")])
+    for height in (13, 14):
+        assert maker.store.head().height == height - 1
+        page.get_by_role("link", name=str(height - 1), exact=True).first.wait_for()
+        maker.block(maker.transfers(1))
+        page.get_by_role("link", name=str(height), exact=True).first.wait_for()
+    assert len([asked for asked in page.asked if asked.endswith(".css")]) == loads  # no page was loaded anew
+    assert page.troubles == []
+
+
+def test_a_replay_is_watched_to_its_end(browser: OpenPage, growing: tuple[Maker, str]) -> None:
+    maker, address = growing
+    page = browser(1280, "light")
+    page.goto(f"{address}/audit")
+    page.get_by_role("button", name="Replay now").click()
+    page.get_by_text("All records add up to").wait_for()
+    assert f"{maker.store.head().height} blocks with" in page.inner_text("main")
+    assert page.troubles == []
+
+
+def test_the_state_around_an_entry(browser: OpenPage, growing: tuple[Maker, str]) -> None:
+    maker, address = growing
+    entry = maker.store.block_entries(5)[0]
+    page = browser(1280, "light")
+    page.goto(f"{address}/entry/{entry.id}")
+    page.get_by_role("link", name="State before and after this entry").click()
+    page.get_by_role("heading", name=f"account/{entry.author}").wait_for()
+    before, after = (int(cell.inner_text()) for cell in page.locator("td code").all()[:2])
+    assert before - after == 5 or after - before == 5
+    assert page.troubles == []
+
+
+# ---- strangers
+
+
+def test_hostile_text_stays_text_and_in_its_place(browser: OpenPage, tmp_path: Path) -> None:
+    build = Build()
+    entries = []
+    for memo in HOSTILE:
+        entry = build.post(build.owner, messages.Transfer, to=build.workers[0].account, amount=CREDIT, memo=memo)
+        build.move("transfer", build.owner.account, build.workers[0].account, CREDIT, reason=memo, entry=entry.id)
+        entries.append(entry.id)
+    build.seal_block()
+    page = browser(360, "light")
+    with serving(build.write(tmp_path / "ledger.db")) as address:
+        for path in ("/", "/events", "/block/1", f"/account/{build.owner.account}", *(f"/entry/{e}" for e in entries)):
+            page.goto(address + path)
+            assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0, path
+            assert page.evaluate("document.querySelectorAll('main svg[onload], main img, main script').length") == 0
+            if path in ("/events", "/block/1"):
+                for memo in HOSTILE:
+                    assert memo in page.inner_text("main"), memo
+    assert page.troubles == []
+
+
+def test_a_page_needs_no_other_host(browser: OpenPage, url: str) -> None:
+    page: Any = browser(1280, "light")
+    page.goto(url)
+    refused = page.evaluate("fetch('http://192.0.2.1/').then(() => 'answered', () => 'refused')")
+    assert refused == "refused"
+    assert any("Content Security Policy" in trouble for trouble in page.troubles)

@@ -235,10 +235,11 @@ def test_a_replay_that_takes_too_long_is_ended(maker: Maker) -> None:
 
 async def test_a_replay_is_asked_for_by_this_site_only(maker: Maker) -> None:
     async with client(maker.path) as site:
-        for headers in ({"origin": "https://example.org"}, {"sec-fetch-site": "cross-site"}):
+        other = "https://example.org"
+        for headers in ({"origin": other}, {"origin": "null"}, {"origin": other, "sec-fetch-site": "cross-site"}):
             assert (await site.post("/audit", headers=headers)).status_code == 403
         assert (await site.get("/audit", params={"format": "json"})).json()["status"] == "idle"
-        answer = await site.post("/audit", headers={"origin": "http://explorer", "sec-fetch-site": "same-origin"})
+        answer = await site.post("/audit", headers={"origin": "null", "sec-fetch-site": "same-origin"})
         assert (answer.status_code, answer.headers["location"]) == (303, "/audit")
         with trio.fail_after(PATIENCE_S):
             page = (await site.get("/audit", params={"format": "json"})).json()
