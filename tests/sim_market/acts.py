@@ -31,6 +31,7 @@ from gdf_market.messages import (
 )
 from gdf_market.units import PPM
 from tests.sim_market.people import FALSE, GREY_EXCESS_PPB, Person
+from tests.sim_market.said import Where
 from tests.sim_market.truth import (
     FALSE_EXCESS_PPB,
     Task,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
 
 Said = tuple[type[Body], dict[str, Any]]
 Act = Callable[["Market", Person, State, Action], Said | None]
-Where = tuple[str, int, int]
 
 
 def where_of(action: Action) -> Where:

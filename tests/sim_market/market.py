@@ -27,10 +27,11 @@ from gdf_market.messages import (
     ValidatorLeave,
     seal,
 )
-from tests.sim_market.acts import ACTS, Where, task_of, ticket_of, where_of
+from tests.sim_market.acts import ACTS, task_of, ticket_of, where_of
 from tests.sim_market.books import Books
 from tests.sim_market.people import FALSE, JUDGING, Person
 from tests.sim_market.plan import JobPlan, Plan
+from tests.sim_market.said import Where
 from tests.sim_market.truth import Task, Vectors, excess_ppb, text_hash
 
 RETRY_MS = 2_500  # an entry that is not final after so long is said again

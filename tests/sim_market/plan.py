@@ -83,13 +83,13 @@ def worker_key(place: int) -> Identity:
 def draw_plan(seed: int, *, network: bool) -> Plan:
     """Return the plan of a seed, for a whole network of replicas or for one replica's chain."""
     chance = random.Random(seed)
-    validators = chance.choice((3, 4, 4, 4)) if network else chance.choice((1, 2, 3, 3, 4))
-    workers = chance.choice((2, 3, 3, 4, 5))
+    validators = chance.choice((3, 3, 4, 4)) if network else chance.choice((1, 2, 3, 3, 4))
+    workers = chance.choice((2, 2, 3, 3) if network else (2, 3, 3, 4, 5))
     characters = _draw_characters(chance, validators, workers)
     owners = tuple(key(201 + place) for place in range(chance.choice((1, 1, 2))))
     jobs = tuple(
         _draw_job(chance, owner=place % len(owners), place=place, workers=workers)
-        for place in range(chance.choice((1, 1, 1, 2)))
+        for place in range(chance.choice((1, 1, 1, 1, 1, 2) if network else (1, 1, 1, 2)))
     )
     attackers: tuple[tuple[int, Tamper], ...] = ()
     if network and validators >= 4 and chance.random() < 0.25:
@@ -100,7 +100,7 @@ def draw_plan(seed: int, *, network: bool) -> Plan:
     return Plan(
         seed,
         validators=tuple(characters[:validators]),
-        others=chance.choice((0, 1, 2)) if network else 0,
+        others=chance.choice((0, 0, 1, 1, 2)) if network else 0,
         workers=tuple(characters[validators:]),
         owners=owners,
         jobs=jobs,

@@ -24,7 +24,7 @@ ENDINGS = frozenset(
         *("verdict pass", "verdict fail", "verdict grey", "slashed", "forfeited", "missed no", "left missed", "twins"),
         *("dispute halving", "dispute offering", "dispute replaying", "dispute opening", "dispute refuted"),
         *("dispute convicted", "dispute cleared", "dispute unresolved", "dispute committee", "cheat convicted"),
-        *("cheat found", "unmatched outbid", "bidding waits", "rejected norm", "rejected the", "epoch epoch"),
+        *("cheat found", "unmatched outbid", "bidding waits", "rejected the", "epoch epoch"),
     }
 )
 
