@@ -176,6 +176,16 @@ class Links:
         self._give_way(chosen)
         return True
 
+    def _has_place(self, peer: str) -> bool:
+        """Say whether one more link is possible; somebody worth less than ``peer`` goes for it if need be."""
+        if len(self._links) < limits.MAX_LINKS:
+            return True
+        worth, address = self._callbacks.worth(peer), self._host.source_of(peer)
+        chosen = who_gives_way(self._present(), peer, address, worth)
+        if chosen is not None:
+            self._give_way(chosen)
+        return chosen is not None
+
     def _give_way(self, peer: str) -> None:
         self._host.counters.add("gave-way", peer=peer)
         link = self._links.get(peer)
@@ -216,11 +226,12 @@ class Links:
         try:
             while self._host.connections(peer) and not self._book.is_banned(peer, trio.current_time()):
                 link = self._links.get(peer)
-                if link is None:
+                if link is None and self._has_place(peer):
                     link = self._links[peer] = Link(peer)
                 began = trio.current_time()
-                await self._speak(link)
-                lasted = link.up.is_set() and trio.current_time() - began > _STABLE_S
+                if link is not None:
+                    await self._speak(link)
+                lasted = link is not None and link.up.is_set() and trio.current_time() - began > _STABLE_S
                 pause = _PAUSE_FIRST_S if lasted else min(pause * 2, _PAUSE_MAX_S)
                 if peer in self._links:
                     continue  # the peer opened a new one already
@@ -303,12 +314,7 @@ class Links:
             self._end(link, "peer opened a new stream")
             link = None
         if link is None:
-            if len(self._links) >= limits.MAX_LINKS:
-                worth, address = self._callbacks.worth(peer), self._host.source_of(peer)
-                chosen = who_gives_way(self._present(), peer, address, worth)
-                if chosen is None:
-                    raise FullError(f"{limits.MAX_LINKS} links are the most")
-                self._give_way(chosen)
+            ensure(self._has_place(peer), FullError(f"{limits.MAX_LINKS} links are the most"))
             link = self._links[peer] = Link(peer)
             self._wake(peer)
         return link
