@@ -22,7 +22,7 @@ from gdf_market.codec import encode
 from gdf_market.errors import GdfError, OversizedError, UnreachableError
 from gdf_market.identity import Identity
 from gdf_market.messages import SKETCH_DIM, Entry
-from gdf_market.node import bidding, context, roles
+from gdf_market.node import bidding, context, pinning, roles
 from gdf_market.node.context import NodeContext
 from gdf_market.node.journal import Journal
 from gdf_market.node.runner_process import TrainerError
@@ -227,7 +227,7 @@ def make_kit(
     def clock() -> int:
         return world.time_ms
 
-    for module in (context, roles, bidding):
+    for module in (context, roles, bidding, pinning):
         monkeypatch.setattr(module, "now_ms", clock)
     identity: Identity = key_of(name)
     folder = tmp_path / name

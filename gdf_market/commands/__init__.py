@@ -38,6 +38,7 @@ COMMANDS = {
     "status": "node",
     "doctor": "doctor",
     "node": "node",
+    "limits": "limits",
     "post": "post",
     "jobs": "jobs",
     "market": "market",

@@ -11,6 +11,7 @@ from gdf_market.commands.session import configure_logging, run_async, running_no
 from gdf_market.commands.shift import show_shift
 from gdf_market.errors import UsageError
 from gdf_market.node.client import NodeClient
+from gdf_market.sizes import format_bytes
 from gdf_market.units import format_credits
 
 
@@ -24,6 +25,15 @@ def split_listen(listen: str | None) -> tuple[str | None, int | None]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+_STORAGE_ROWS = (
+    ("held_bytes", "held"),
+    ("quota_bytes", "quota"),
+    ("active_bytes", "of jobs under way"),
+    ("ended_bytes", "of jobs that ended"),
+    ("collectable_bytes", "not needed"),
+)
+
+
 @click.group()
 def node() -> None:
     """Run a replica, and invite others to it."""
@@ -34,14 +44,30 @@ def node() -> None:
 @click.option(
     "--announce", multiple=True, metavar="MULTIADDR", help="Where others reach it, such as /ip4/203.0.113.7 (repeat)."
 )
+@click.option("--limit-up", metavar="RATE", help="Most bytes a second of blobs sent, such as 500k or 8Mbit/s.")
+@click.option("--limit-down", metavar="RATE", help="Most bytes a second of blobs taken.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @pass_app
-def run(app: App, listen: str | None, announce: tuple[str, ...], log_level: str | None) -> None:
+def run(
+    app: App,
+    listen: str | None,
+    announce: tuple[str, ...],
+    limit_up: str | None,
+    limit_down: str | None,
+    log_level: str | None,
+) -> None:
     """Run a node that follows, validates (if it is in the set) and audits, but does not bid on jobs.
 
     Example: gdf-market node run --listen 127.0.0.1:4001
     """
-    run_node(app, listen=listen, announce=list(announce) or None, log_level=log_level)
+    run_node(
+        app,
+        listen=listen,
+        announce=list(announce) or None,
+        limit_up=limit_up,
+        limit_down=limit_down,
+        log_level=log_level,
+    )
 
 
 def run_node(
@@ -93,6 +119,32 @@ def invite(app: App) -> None:
         addresses = client.status()["addresses"]
     text = _invite(app, addresses)
     app.emit({"invite": text}, lambda: text)
+
+
+@node.command()
+@pass_app
+def storage(app: App) -> None:
+    """Show what the blobs on this disk are kept for, and what may be deleted for others.
+
+    Example: gdf-market node storage --json
+    """
+    with NodeClient.of(app.data) as client:
+        value = client.status()["storage"]
+
+    def text() -> object:
+        shown = table("blobs", "what", "value")
+        for name, label in _STORAGE_ROWS:
+            if value.get(name) is not None:
+                shown.add_row(label, format_bytes(value[name]))
+        shown.add_row("jobs", str(value["jobs"]))
+        shown.add_row("copies made for others", str(value["copied"]))
+        for root, count in sorted(value["short"].items()):
+            shown.add_row(f"too few copies of {root[:12]}", str(count))
+        if value["problem"]:
+            shown.add_row("problem", value["problem"])
+        return shown
+
+    app.emit(value, text)
 
 
 @node.command()

@@ -26,6 +26,8 @@ POISONS = ["sign-flip", "label-flip", "lazy", "noise", "lie"]  # the last one is
 @click.option("--hours", metavar="SPANS", help="Local time in which to work, such as 22:00-07:00 (default: always).")
 @click.option("--on-battery/--no-battery", default=None, help="Work while not plugged in, too (default: do not).")
 @click.option("--max-temperature", type=click.IntRange(0, 120), metavar="CELSIUS", help="Rest while a GPU is hotter.")
+@click.option("--limit-up", metavar="RATE", help="Most bytes a second of blobs sent, such as 500k or 8Mbit/s.")
+@click.option("--limit-down", metavar="RATE", help="Most bytes a second of blobs taken.")
 @click.option("--test-poison", type=click.Choice(POISONS), hidden=True, help="Cheat on purpose; test networks only.")
 @click.option("--log-level", help="debug, info, warning or error.")
 @pass_app
@@ -41,6 +43,8 @@ def work(
     hours: str | None,
     on_battery: bool | None,
     max_temperature: int | None,
+    limit_up: str | None,
+    limit_down: str | None,
     test_poison: str | None,
     log_level: str | None,
 ) -> None:
@@ -65,4 +69,6 @@ def work(
         work_hours=hours,
         on_battery=on_battery,
         max_temperature_c=max_temperature,
+        limit_up=limit_up,
+        limit_down=limit_down,
     )

@@ -35,6 +35,8 @@ from gdf_market.messages import (
     ValidatorJoin,
     ValidatorLeave,
 )
+from gdf_market.node.limits import MIN_RATE_BYTES_PER_S
+from gdf_market.units import MAX_INT
 from ledger.prices import WINDOW_BLOCKS, price_report
 
 if TYPE_CHECKING:
@@ -166,6 +168,22 @@ class _Api:
         entry, height = await self._node.post_order(request.path_params["order"])
         return JSONResponse({"entry": entry, "height": height})
 
+    async def limits(self, request: Request) -> Response:
+        """Show, or set until the node stops, the bytes a second of blobs in each direction."""
+        bulk = self._node.context.bulk
+        body = await _body(request) if request.method == "POST" else {}
+        for name, rate in body.items():
+            known = name in ("up", "down") and type(rate) is int and 0 <= rate <= MAX_INT
+            if not known or 0 < rate < MIN_RATE_BYTES_PER_S:
+                raise UsageError(
+                    f"{name} {rate!r}: up and down are 0 or at least {MIN_RATE_BYTES_PER_S} bytes a second"
+                )
+        if "up" in body:
+            bulk.limit_upload(body["up"])
+        if "down" in body:
+            bulk.limit_download(body["down"])
+        return JSONResponse({"up": bulk.upload_bytes_per_s, "down": bulk.download_bytes_per_s})
+
     async def fetch(self, request: Request) -> Response:
         body = await _body(request)
         most = self._node.settings.max_blob_bytes
@@ -216,6 +234,7 @@ def create_api(node: Node, token: str) -> Starlette:
         Route("/prices", _guarded(api.prices)),
         Route("/holders", _guarded(api.holders), methods=["POST"]),
         Route("/challenge", _guarded(api.challenge), methods=["POST"]),
+        Route("/limits", _guarded(api.limits), methods=["GET", "POST"]),
         Route("/fetch", _guarded(api.fetch), methods=["POST"]),
         Route("/pause", _guarded(api.pause), methods=["POST"]),
         Route("/resume", _guarded(api.resume), methods=["POST"]),

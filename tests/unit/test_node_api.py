@@ -116,6 +116,7 @@ ROUTES = [
     ("GET", "/prices"),
     ("POST", "/holders"),
     ("POST", "/challenge"),
+    ("POST", "/limits"),
     ("POST", "/fetch"),
     ("POST", "/stop"),
     ("GET", "/nowhere"),
@@ -469,3 +470,14 @@ async def test_stop_answers_first(client: httpx.AsyncClient, node: Node) -> None
 
 def test_job_posts_are_orders_only() -> None:
     assert JobPost not in module.SUBMITTABLE.values()
+
+
+async def test_the_rates_of_blobs_are_shown_and_set(kit: Kit, client: httpx.AsyncClient) -> None:
+    assert (await client.get("/limits")).json() == {"up": 0, "down": 0}
+    assert (await client.post("/limits", json={"up": 500_000})).json() == {"up": 500_000, "down": 0}
+    assert (await client.post("/limits", json={"down": 64_000})).json() == {"up": 500_000, "down": 64_000}
+    assert (kit.bulk.upload_bytes_per_s, kit.bulk.download_bytes_per_s) == (500_000, 64_000)
+    bad: list[dict[str, object]] = [{"up": 63_999}, {"down": -1}, {"up": "500k"}, {"up": True}, {"left": 0}, {"up": 2**53}]
+    for wanted in bad:
+        assert "64000" in refused(await client.post("/limits", json=wanted), 400, 2)
+    assert (kit.bulk.upload_bytes_per_s, kit.bulk.download_bytes_per_s) == (500_000, 64_000)
