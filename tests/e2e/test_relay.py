@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import trio
-from net_helpers import until
+from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
+from net_helpers import stranger, until
 
-from gdf_market.errors import PeerError
+from gdf_market.node import relay as relaying
 from gdf_market.node.addresses import check_transports
+from gdf_market.node.circuit import HOP, OK, STOP, hop, peer_field, read_message, stop, write_message
 from gdf_market.node.p2p import Host, open_host
 
 pytestmark = pytest.mark.e2e
@@ -27,7 +29,6 @@ class Town:
     relay: Host
     member: Host
     welcome: set[str]
-    blamed: list[tuple[str, str]] = field(default_factory=list)
 
     @property
     def address(self) -> str:
@@ -41,14 +42,10 @@ async def _echo(stream: Any) -> None:
 
 
 @asynccontextmanager
-async def _host(town: Town | None = None, *, welcome: set[str] | None = None) -> AsyncIterator[Host]:
+async def _host(*, welcome: set[str] | None = None) -> AsyncIterator[Host]:
     def prepare(host: Host) -> None:
-        def blame(peer: str, error: PeerError) -> None:
-            if town is not None:
-                town.blamed.append((peer, error.reason))
-
-        host.use_circuits(lambda peer: welcome is not None and peer in welcome, blame)
-        host.handle(ECHO, _echo, blame)
+        host.use_circuits(lambda peer: welcome is not None and peer in welcome, lambda peer, error: None)
+        host.handle(ECHO, _echo, lambda peer, error: None)
 
     async with open_host(None, ("127.0.0.1", 0), prepare=prepare) as host, trio.open_nursery() as nursery:
         assert host.relayed is not None
@@ -103,3 +100,75 @@ async def test_a_member_is_reached_through_a_relay_and_knows_who_it_is() -> None
         await visitor.close_peer(town.member.account)
         await until(lambda: town.relay.relay is not None and town.relay.relay.reservations.circuits == 0)
         await until(lambda: not town.member.connections(visitor.account))
+
+
+async def test_a_relay_serves_members_within_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relaying, "MAX_CIRCUITS_PER_PEER", 1)
+    async with _town() as town, _host() as visitor, _host() as other:
+        assert not await visitor.dial(other.account, [town.address]), "who did not reserve is not reached"
+        assert await visitor.dial(town.member.account, [town.address])
+        assert not await other.dial(town.member.account, [town.address]), "one circuit is the most here"
+        assert town.relay.counters["relay-full"] == 1
+        assert town.relay.counters["relay-unknown"] == 1
+        town.welcome.clear()
+        assert other.relayed is not None
+        other.relayed.want(lambda: [(town.relay.account, check_transports(town.relay.account, town.relay.direct))])
+        await until(lambda: other.relayed is not None and town.relay.account in other.relayed._refused)
+        assert other.relayed.addresses == ()
+
+
+async def test_a_circuit_ends_when_its_bytes_are_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with _town() as town, _host() as visitor:
+        monkeypatch.setattr(relaying, "CIRCUIT_BYTES", 200_000)
+        assert await visitor.dial(town.member.account, [town.address])
+        with trio.fail_after(30), pytest.raises(Exception, match=r".") as caught:
+            await _said_back(visitor, town.member.account, bytes(1_000_000))
+        assert not isinstance(caught.value, trio.TooSlowError)
+        await until(lambda: not visitor.connections(town.member.account))
+        assert town.relay.relay is not None
+        assert town.relay.relay.passed_bytes <= 200_000
+        assert town.relay.counters["malformed"] == 0, "nobody broke the protocol"
+
+
+async def test_a_relay_that_goes_takes_the_address_with_it() -> None:
+    async with _town() as town:
+        told: list[tuple[str, ...]] = []
+        relayed = town.member.relayed
+        assert relayed is not None
+        relayed.changed = lambda: told.append(relayed.addresses)
+        relayed.want(lambda: ())
+        await until(lambda: relayed.addresses == ())
+        assert told == [()]
+        await town.member.close_peer(town.relay.account)
+        await until(lambda: town.relay.relay is not None and len(town.relay.relay.reservations) == 0)
+
+
+async def test_strangers_and_nonsense_cost_a_relay_nothing() -> None:
+    async with _town() as town, stranger() as visitor:
+        await visitor.connect(town.relay.direct[0])
+        member = peer_field(town.member.account)
+        asked = [
+            (pb.HopMessage.RESERVE, {}, pb.PERMISSION_DENIED),
+            (pb.HopMessage.CONNECT, {"peer": peer_field(town.relay.account)}, pb.NO_RESERVATION),
+            (pb.HopMessage.CONNECT, {"peer": member}, OK),
+        ]
+        for kind, fields, status in asked:
+            stream = await visitor.stream(HOP)
+            await write_message(stream, hop(kind, **fields))
+            assert (await read_message(stream, pb.HopMessage)).status == status
+            await stream.reset()
+        for number, data in enumerate((b"\xff\xff\xff\xff", b"\x03\xff\xff\xff", b"\x02\x08\x02", b"\x02\x08\x01"), 1):
+            stream = await visitor.stream(HOP)
+            await stream.write(data)
+            await until(lambda number=number: town.relay.counters["malformed"] == number)  # type: ignore[misc]
+        await until(lambda: town.relay.relay is not None and town.relay.relay.reservations.circuits == 0)
+        async with _host() as newcomer:
+            assert await newcomer.dial(town.member.account, [town.address])
+
+
+async def test_only_its_own_relay_brings_somebody_to_a_member() -> None:
+    async with _town() as town, stranger() as visitor:
+        await visitor.connect(town.member.direct[0])
+        stream = await visitor.stream(STOP)
+        await write_message(stream, stop(pb.StopMessage.CONNECT, peer=peer_field(town.relay.account)))
+        assert (await read_message(stream, pb.StopMessage)).status == pb.RESOURCE_LIMIT_EXCEEDED

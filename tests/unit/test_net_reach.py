@@ -22,12 +22,12 @@ from gdf_market.node.addresses import (
     split_circuit,
     split_peer,
 )
-from gdf_market.node.circuit import MAX_MESSAGE_BYTES, peer_of, read_message
+from gdf_market.node.circuit import MAX_MESSAGE_BYTES, OK, peer_of, read_message
 from gdf_market.node.counters import Counters
 from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.lan import HEARD_BURST, MAX_HEARD, Lan, read_txt, service_type, txt
 from gdf_market.node.reach import ENOUGH, Answer, Verdict, choose, count
-from gdf_market.node.relay import OK, RESERVATION_S, Reservations
+from gdf_market.node.relay import RESERVATION_S, Reservations
 from gdf_market.node.settings import Settings
 
 OWN, PEER, RELAY = (Identity(bytes([number]) * 32).account for number in (1, 2, 3))
