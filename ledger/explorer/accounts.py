@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 from contracts.records import Account, Bid, Genesis, Network, Reputation, Validator
 from contracts.state import account_key, validator_key
-from ledger.explorer.queries import Reader
+from ledger.explorer.plots import Frame, Plot, Point, credits_label, thinned
+from ledger.explorer.present import credits_text, number
+from ledger.explorer.queries import Moved, Reader
 from ledger.explorer.rows import EntryView, EventView, entry_views, event_views
 from ledger.explorer.totals import Locked, Totals
 from ledger.explorer.validators import standing
@@ -15,6 +17,7 @@ from ledger.explorer.validators import standing
 MAX_BIDS = 50
 MAX_CLASSES = 50
 LATEST_ENTRIES = 10
+CHART_POINTS = 200
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,20 @@ class BalanceLine:
 
 
 @dataclass(frozen=True)
+class Earning:
+    """What an account asked for its paid units of a job, and what it got; micro-credits.
+
+    ``asked`` is units x the price it bid, so ``got`` is more by the uniform price and the merit share.
+    """
+
+    job: str
+    price: int
+    units: int
+    asked: int
+    got: int
+
+
+@dataclass(frozen=True)
 class AccountPage:
     """Everything the ledger holds of one account.
 
@@ -65,6 +82,10 @@ class AccountPage:
     held: int
     earned: int
     units: dict[str, int]
+    accepted: int  # units of it that were accepted, and not taken back since
+    decided: int  # units of it that were accepted, missed, left out or convicted
+    earnings: list[Earning]
+    chart: Plot | None
     genesis_balance: int
     moves: int
     fees_paid: int
@@ -111,8 +132,12 @@ def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | No
     own, locked = account or Account(), totals.locked.get(name, Locked())
     network = reader.record("network", Network)
     reputation = reader.records_under(f"reputation/{name}/", Reputation, MAX_CLASSES)
-    rows = reader.events(limit, account=name, before=before)
-    more = bool(rows) and bool(reader.events(1, account=name, before=rows[-1].id))
+    found = reader.events(limit + 1, account=name, before=before)
+    rows, more = found[:limit], len(found) > limit
+    moved = reader.account_moves(name)
+    moves = sum(each.change for each in moved)
+    bids = list(reader.records_ending("bid", name, Bid, MAX_BIDS).values())
+    accepted = sum(locked.units[status] for status in ("accepted", "paid"))
     return AccountPage(
         account=name,
         balance=own.balance,
@@ -123,18 +148,50 @@ def load(reader: Reader, totals: Totals, name: str, limit: int, before: int | No
         held=locked.held,
         earned=locked.paid,
         units=dict(locked.units),
+        accepted=accepted,
+        decided=accepted + sum(locked.units[status] for status in ("missed", "rejected", "convicted")),
+        earnings=_earnings(locked, bids),
+        chart=_chart(moved, own.balance - moves),
         genesis_balance=_genesis_balance(reader.genesis(), name),
-        moves=reader.balance_moves(name, 0),
-        fees_paid=reader.sum_events("fee", source=name),
-        fees_earned=reader.sum_events("fee", target=name),
+        moves=moves,
+        fees_paid=sum(each.fees_paid for each in moved),
+        fees_earned=sum(each.fees_earned for each in moved),
         standing=_standing(reader, network, name),
         pruned_below=oldest if (oldest := reader.oldest()) > 1 else 0,
         reputation={key.rsplit("/", 1)[1]: value for key, value in reputation.items()},
-        bids=list(reader.records_ending("bid", name, Bid, MAX_BIDS).values()),
+        bids=bids,
         history=_history(reader, name, own.balance, event_views(reader, rows)),
         before=before,
         next_before=rows[-1].id if more else None,
         entries=entry_views(reader, entries),
+    )
+
+
+def _earnings(locked: Locked, bids: Sequence[Bid]) -> list[Earning]:
+    return [
+        Earning(bid.job, bid.price, units, units * bid.price, locked.paid_by_job[bid.job])
+        for bid in bids
+        if (units := locked.paid_units[bid.job])
+    ]
+
+
+def _chart(moved: Sequence[Moved], start: int) -> Plot | None:
+    """Return the balance by height; None below two changes."""
+    if len(moved) < 2:
+        return None
+    points: list[Point] = [(max(moved[0].height - 1, 0), start)]
+    for each in moved:
+        points.append((each.height, points[-1][1] + each.change))
+    shown = thinned(points, CHART_POINTS)
+    frame = Frame((points[0][0], points[-1][0]), (0, max(balance for _, balance in points) or 1))
+    x_ticks, y_ticks = frame.ticks(lambda height: number(round(height)), credits_label)
+    balances = [int(balance) for _, balance in points]
+    return Plot(
+        x_ticks,
+        y_ticks,
+        f"Balance by block: from {credits_text(balances[0])} to {credits_text(balances[-1])} credits in "
+        f"{number(len(moved))} blocks that changed it, at most {credits_text(max(balances))}.",
+        lines=(frame.steps("balance", shown, "a"),),
     )
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from contracts.records import Active, Bid, Job, Round
+from contracts.records import Active, Bid, Job
 from contracts.state import bid_key, job_key, round_key
 from ledger.explorer.auction import BidLine, Clearing, bid_lines, clearing
 from ledger.explorer.plots import Frame, Plot
@@ -128,12 +128,15 @@ def _kind_of_reason(text: str) -> str:
 def _prices(reader: Reader) -> list[Price]:
     """Return prices of the latest rounds, oldest first."""
     rows = reader.sample("round", SAMPLED_ROUNDS)
-    rounds = reader.records(list(dict.fromkeys(round_key(row.job, row.round) for row in rows)), Round)
-    jobs = reader.records(list(dict.fromkeys(job_key(row.job) for row in rows)), Job)
+    places = list(dict.fromkeys((row.job, row.round) for row in rows))
+    rounds = reader.fields([round_key(*place) for place in places], "started_ms", "price")
+    names = list(dict.fromkeys(job_key(job) for job, _ in places))
+    jobs = reader.fields(names, "spec.device_class", "spec.reserve_price")
     found = [
-        Price(each.started_ms, each.job, each.index, job.spec.device_class, each.price, job.spec.reserve_price)
-        for each in rounds.values()
-        if (job := jobs.get(job_key(each.job))) is not None
+        Price(int(started), job, index, str(terms[0]), int(price), int(terms[1]))
+        for job, index in places
+        if (terms := jobs.get(job_key(job))) and (started_price := rounds.get(round_key(job, index)))
+        for started, price in (started_price,)
     ]
     return sorted(found, key=lambda price: (price.time_ms, price.job, price.round))
 
@@ -165,7 +168,3 @@ def _chart(prices: Sequence[Price]) -> Plot | None:
         lines=tuple(lines),
         dots=tuple(dots),
     )
-
-
-def _credits(value: float) -> str:
-    return credits_text(round(value) // 1_000 * 1_000)

@@ -46,7 +46,7 @@ def load(reader: Reader, network: str, entry_id: str) -> EntryPage | None:
         f"Ed25519 signature of {row.author} over the network id and the bytes below",
     )
     checks = [signature_check, *_identity_checks(row.raw, row.id, row.author)]
-    events = reader.events(MAX_PAGE, entry=entry_id, oldest_first=True)
+    events = reader.events(MAX_PAGE, height=row.height, entry=entry_id, oldest_first=True)
     return EntryPage(
         view=entry_views(reader, [row])[0],
         checks=checks,
@@ -55,7 +55,7 @@ def load(reader: Reader, network: str, entry_id: str) -> EntryPage | None:
         signature=signature,
         pretty=_pretty(signed),
         raw_bytes=len(row.raw),
-        fee=reader.sum_events("fee", entry=entry_id),
+        fee=reader.sum_events("fee", height=row.height, entry=entry_id),
         fee_per_kib=reader.genesis().entry_fee,
         evidence=evidence_view(reader, network, row),
         changes=offer(reader, row.height),

@@ -55,7 +55,7 @@ def evidence_view(reader: Reader, network: str, row: EntryRow) -> EvidenceView |
         epoch=epoch,
         slot=slot,
         statements=[_view(body.first), _view(body.second)],
-        slashed=reader.sum_events("slashed", entry=row.id),
+        slashed=reader.sum_events("slashed", height=row.height, entry=row.id),
         checks=_checks(body, network),
     )
 

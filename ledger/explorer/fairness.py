@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gdf_market.units import PPM
 from ledger.explorer.aggregates import Bucket, Earned
 from ledger.explorer.distribution import detection, gini, lorenz, units_until
-from ledger.explorer.plots import MAX_DOTS, TICKS, Frame, Plot, percent_label
+from ledger.explorer.plots import MAX_DOTS, TICKS, Frame, Plot, credits_label, percent_label
 from ledger.explorer.present import account_name, credits_text, number, percent, utc
 from ledger.explorer.queries import MAX_PAGE
 from ledger.explorer.totals import Totals
@@ -124,7 +124,7 @@ def _scatter(earned: Sequence[Earned]) -> Plot | None:
     if not shown:
         return None
     frame = Frame((0, max(line.base for line in shown)), (0, max(1, *(line.merit for line in shown))))
-    x_ticks, y_ticks = frame.ticks(_credits, _credits)
+    x_ticks, y_ticks = frame.ticks(credits_label, credits_label)
     base, merit = sum(line.base for line in shown), sum(line.merit for line in shown)
     return Plot(
         x_ticks,
@@ -147,10 +147,6 @@ def _average(shown: Sequence[Earned]) -> float:
     """Return the merit pay at the right edge of the line through the origin."""
     base, merit = sum(line.base for line in shown), sum(line.merit for line in shown)
     return max(line.base for line in shown) * merit / base
-
-
-def _credits(value: float) -> str:
-    return credits_text(round(value) // (step := 10_000 if value < 10_000_000 else 1_000_000) * step)
 
 
 def _history(buckets: Sequence[Bucket]) -> Plot | None:

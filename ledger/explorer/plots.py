@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ledger.explorer.charts import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH, Tick
+from ledger.explorer.present import credits_text
 
 MAX_DOTS = 300
 TICKS = 4
@@ -107,6 +108,12 @@ class Frame:
 def percent_label(value: float) -> str:
     """Return a share as per cent."""
     return f"{value * 100:.0f}%"
+
+
+def credits_label(value: float) -> str:
+    """Return micro-credits as credits, rounded for an axis."""
+    step = 10_000 if value < 10_000_000 else 1_000_000
+    return credits_text(round(value) // step * step)
 
 
 def thinned(points: Sequence[Point], most: int) -> list[Point]:

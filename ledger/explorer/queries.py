@@ -12,10 +12,23 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
-from sqlalchemy import Engine, Executable, Select, String, case, cast, create_engine, func, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Executable,
+    Select,
+    String,
+    and_,
+    case,
+    cast,
+    create_engine,
+    func,
+    or_,
+    tuple_,
+)
 from sqlalchemy import select as select_columns
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import NullPool
@@ -96,6 +109,15 @@ class Ledger:
             raise StorageError(
                 f"{self.path} cannot be read as a ledger ({cause}); copy it again, or run `gdf-market ledger verify`"
             ) from error
+
+
+class Moved(NamedTuple):
+    """What one block did to a balance, and the fees in it that the account paid and earned; micro-credits."""
+
+    height: int
+    change: int
+    fees_paid: int
+    fees_earned: int
 
 
 class Reader:
@@ -255,7 +277,7 @@ class Reader:
         if before is not None:
             query = query.where(col(EventRow.id) < before)
         order = col(EventRow.id).asc() if oldest_first else col(EventRow.id).desc()
-        return list(self._session.scalars(query.order_by(order).limit(min(limit, MAX_PAGE))))
+        return list(self._session.scalars(query.order_by(order).limit(min(limit, MAX_PAGE + 1))))
 
     def sample(self, kind: str, limit: int) -> list[EventRow]:
         """Return the latest events of one kind; ``limit`` is the caller's bound."""
@@ -273,6 +295,38 @@ class Reader:
         if height is not None:
             query = query.where(EventRow.height == height)
         return int(self._session.scalar(query) or 0)
+
+    def account_moves(self, account: str) -> list[Moved]:
+        """Return what the events of each block did to an account's balance, by height; one pass over the events."""
+        target, source = col(EventRow.target) == account, col(EventRow.source) == account
+        fee = col(EventRow.kind) == "fee"
+
+        def total(condition: ColumnElement[bool]) -> ColumnElement[int]:
+            return func.coalesce(func.sum(case((condition, EventRow.amount), else_=0)), 0)
+
+        query = (
+            select_columns(
+                col(EventRow.height),
+                total(target) - total(source),
+                total(and_(fee, source)),
+                total(and_(fee, target)),
+            )
+            .where(or_(target, source))
+            .group_by(col(EventRow.height))
+            .order_by(col(EventRow.height))
+        )
+        return [Moved(int(height), int(a), int(b), int(c)) for height, a, b, c in self.rows(query)]
+
+    def fields(self, keys: Sequence[str], *names: str) -> dict[str, tuple[Any, ...]]:
+        """Return some fields (``a`` or ``a.b``) of the records among ``keys``, without decoding all of these."""
+        text = cast(col(RecordRow.value), String)  # canonical JSON; SQLite would read a blob as its own format
+        columns = [func.json_extract(text, f"$.{name}") for name in names]
+        found: dict[str, tuple[Any, ...]] = {}
+        for start in range(0, len(keys), KEY_CHUNK):
+            query = select_columns(col(RecordRow.key), *columns)
+            rows = self.rows(query.where(col(RecordRow.key).in_(keys[start : start + KEY_CHUNK])))
+            found |= {row[0]: tuple(row[1:]) for row in rows}
+        return found
 
     def balance_moves(self, account: str, from_event: int) -> int:
         """Return what the events with an id of at least ``from_event`` added to an account's balance."""

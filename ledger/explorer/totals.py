@@ -47,6 +47,7 @@ class _Bid(msgspec.Struct):
 
 
 class _Unit(msgspec.Struct):
+    job: str
     worker: str
     status: str
     held_pay: int
@@ -70,6 +71,8 @@ class Locked:
     held: int = 0
     paid: int = 0  # pay received so far
     units: Counter[str] = field(default_factory=Counter)  # units by status
+    paid_units: Counter[str] = field(default_factory=Counter)  # units that were paid, by job
+    paid_by_job: Counter[str] = field(default_factory=Counter)  # micro-credits
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,9 @@ def compute_totals(reader: Reader, height: int) -> Totals:
         own.held += unit.held_pay + unit.held_merit
         own.paid += unit.paid
         own.units[unit.status] += 1
+        if unit.status == "paid":
+            own.paid_units[unit.job] += 1
+            own.paid_by_job[unit.job] += unit.paid
     for audit in _each(reader, "audit", _Audit):
         pools["Audit.bond"] += audit.bond
         locked.setdefault(audit.auditor, Locked()).audit_bonds += audit.bond
