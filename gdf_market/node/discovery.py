@@ -92,14 +92,14 @@ class Discovery:
                 wanted = max(limits.MESH_PEERS - links(), MIN_DIALLED - groups.total()) - self._dialing
                 wait = float("inf")
                 if wanted > 0:
-                    for account in self._choose(now, connected, groups, wanted):
+                    for account in self.choose(now, connected, groups, wanted):
                         self.book.dialing(account)
                         nursery.start_soon(self._dial, host, account)
                     wait = max(0.05, self.book.next_due(now, connected) - now)
                 with trio.move_on_after(wait):
                     await self._changed.wait()
 
-    def _choose(self, now: float, connected: Iterable[str], groups: Counter[str], wanted: int) -> list[str]:
+    def choose(self, now: float, connected: Iterable[str], groups: Counter[str], wanted: int) -> list[str]:
         """Return whom to dial now: at most ``wanted``, and from no network more than its share."""
         chosen: list[str] = []
         for account in self.book.due(now, connected):

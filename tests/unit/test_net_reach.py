@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from gdf_market.node.addresses import (
 )
 from gdf_market.node.circuit import MAX_MESSAGE_BYTES, OK, peer_of, read_message
 from gdf_market.node.counters import Counters
+from gdf_market.node.discovery import MAX_PER_GROUP, PUT_OFF_S, Discovery
 from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.lan import HEARD_BURST, MAX_HEARD, Lan, read_txt, service_type, txt
 from gdf_market.node.reach import ENOUGH, Answer, Verdict, choose, count
@@ -152,6 +154,24 @@ def test_the_newest_word_of_an_unreached_peer_comes_first_and_the_lan_before_all
     assert book.addresses(PEER)[:2] == ("/ip4/10.0.0.0/tcp/1", "/ip4/10.0.0.1/tcp/1")
     assert len(book.addresses(PEER)) == limits.MAX_ADDRESSES + 2
     assert not book.learn_lan(OWN, ["/ip4/10.0.0.1/tcp/1"], 0.0)
+
+
+def test_one_network_of_addresses_gets_few_of_the_links_a_node_dials() -> None:
+    discovery = Discovery(OWN, [f"/ip4/8.8.8.250/tcp/1/p2p/{PEER}"])
+    for number in range(10):
+        discovery.book.learn(f"crowd{number}", [f"/ip4/8.8.8.{number + 1}/tcp/1"])
+        discovery.book.learn(f"near{number}", [f"/ip4/192.168.1.{number + 1}/tcp/1"])
+    discovery.book.learn("other", ["/ip4/9.9.9.9/tcp/1"])
+    chosen = discovery.choose(0.0, [], Counter(), 100)
+    assert PEER in chosen, "who was named at this node is dialled wherever it is"
+    assert "other" in chosen
+    crowd = [one for one in chosen if one.startswith("crowd")]
+    assert len(crowd) + 1 == MAX_PER_GROUP, "the bootstrap peer counts, too"
+    assert len([one for one in chosen if one.startswith("near")]) == 10, "a private network is no crowd"
+    put_off = {f"crowd{number}" for number in range(10)} - set(crowd)
+    assert not put_off & set(discovery.book.due(1.0, []))
+    assert put_off <= set(discovery.book.due(PUT_OFF_S, []))
+    assert len(discovery.choose(PUT_OFF_S, [], Counter({"8.8.8.0/24": MAX_PER_GROUP}), 4)) == 4
 
 
 # Votes
