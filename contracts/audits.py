@@ -13,12 +13,21 @@ import msgspec
 from contracts.accounts import Where, audit_bond, balance, check_balance, emit, move, where_audit, where_unit
 from contracts.bisecting import REFUTED
 from contracts.disputes import is_open_to_audits, process_accusation, process_committee_called
-from contracts.draws import compute_opened_steps, get_auditor_draw, get_eligible_auditors, is_able, is_convicted
+from contracts.draws import (
+    compute_opened_steps,
+    get_auditor_draw,
+    get_eligible_auditors,
+    is_able,
+    is_barred,
+    is_convicted,
+)
 from contracts.evidence import check_openings, compute_sketch_distance_ppb
+from contracts.judges import get_audits, get_challenges
 from contracts.parameters import (
     DEVICE_CLASSES,
     MAX_AUDITS_PER_UNIT,
     MAX_CHALLENGES,
+    MAX_OPEN_CHALLENGES,
     MAX_REDRAWS,
     MAX_TARGETS,
     OPENED_STEPS,
@@ -26,7 +35,7 @@ from contracts.parameters import (
 )
 from contracts.records import Audit, Auditor, Round, Target, Unit
 from contracts.settle import get_pending_audits, is_pending, process_audit_closed, process_worker_silent
-from contracts.state import Draft, audit_key_of, auditor_key, present, require, round_key, unit_key_of
+from contracts.state import Draft, View, audit_key_of, auditor_key, present, require, round_key, unit_key_of
 from gdf_market import identity, vrf
 from gdf_market.codec import digest, encode
 from gdf_market.errors import RuleError, ensure
@@ -64,7 +73,7 @@ def process_audit_commit(draft: Draft, body: AuditCommit) -> None:
     ensure(unit.status == "accepted", RuleError(f"slot {unit.slot} of round {unit.round} is {unit.status}"))
     ensure(body.author not in unit.auditors, RuleError(f"{body.author} audits this unit already"))
     _check_role(draft, body, unit, round_)
-    bond = draft.network().audit_bond
+    bond = compute_challenge_bond(draft, unit) if body.role == "challenge" else draft.network().audit_bond
     check_balance(draft, body.author, bond, "the audit's bond")
     audit = Audit(
         job=unit.job,
@@ -83,6 +92,18 @@ def process_audit_commit(draft: Draft, body: AuditCommit) -> None:
     move(draft, "audit", balance(body.author), audit_bond(audit), bond, reason=f"{body.role} bond")
 
 
+def compute_challenge_bond(view: View, unit: Unit) -> int:
+    """Return what a challenger of a unit locks: no less than the fees of the committee that it may call for nothing."""
+    network, spec = view.network(), present(view.job(unit.job)).spec
+    price = present(view.round(unit.job, unit.round)).price
+    return max(network.audit_bond, network.committee * min(spec.audit_fee, price))
+
+
+def count_tickets(view: View, unit: Unit) -> int:
+    """Return the auditors of a unit that were asked for; challengers, whom nobody asked, crowd no ticket out."""
+    return sum(audit.role != "challenge" for audit in get_audits(view, unit))
+
+
 def _require_unit(draft: Draft, body: AuditCommit | SketchOpen | AuditOpen) -> Unit:
     unit = draft.unit(body.job, body.round, body.slot)
     return require(unit, f"no unit in slot {body.slot} of round {body.round} of job {body.job}")
@@ -98,6 +119,11 @@ def _check_role(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> N
             RuleError(f"{body.author} sits on no committee that takes commits for this unit"),
         )
         return
+    # drawn for a committee before it was found wrong, it was drawn fairly; for anything new it is out
+    ensure(
+        not is_barred(draft, unit.job, body.author),
+        RuleError(f"{body.author} accused somebody wrongly in this job, and judges nothing in it any more"),
+    )
     # the committee decides now; another accusation would add nothing
     ensure(is_open_to_audits(dispute), RuleError("the unit is in dispute, or was; only its committee audits it"))
     if body.role == "challenge":
@@ -112,9 +138,10 @@ def _check_role(draft: Draft, body: AuditCommit, unit: Unit, round_: Round) -> N
         body.author in get_eligible_auditors(draft, round_, unit.worker),
         RuleError(f"{body.author} may not audit this unit: only validators and the round's other workers may"),
     )
+    count = count_tickets(draft, unit)
     ensure(
-        len(unit.auditors) < MAX_AUDITS_PER_UNIT,
-        RuleError(f"the unit has {len(unit.auditors)} auditors; no more than {MAX_AUDITS_PER_UNIT} tickets are taken"),
+        count < MAX_AUDITS_PER_UNIT,
+        RuleError(f"the unit has {count} auditors; no more than {MAX_AUDITS_PER_UNIT} tickets are taken"),
     )
     ensure(body.proof != "", RuleError("a lottery audit carries the proof of its ticket"))
     # the most expensive check comes last
@@ -135,9 +162,16 @@ def _check_challenge(draft: Draft, body: AuditCommit, unit: Unit, round_: Round)
         is_able(draft, round_, body.author),
         RuleError(f"{body.author} did not declare that it can audit units of {device_class}"),
     )
-    audits = (present(draft.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
-    count = sum(audit.role == "challenge" for audit in audits)
-    ensure(count < MAX_CHALLENGES, RuleError(f"the unit was challenged {count} times; no more are taken"))
+    challenges = get_challenges(draft, unit)
+    ensure(
+        len(challenges) < MAX_CHALLENGES,
+        RuleError(f"the unit was challenged {len(challenges)} times; no more are taken"),
+    )
+    waiting = sum(is_pending(audit) for audit in challenges)
+    ensure(
+        waiting < MAX_OPEN_CHALLENGES,
+        RuleError(f"{waiting} challenges of the unit are not judged yet; try again when one of them is"),
+    )
 
 
 def process_sketch_open(draft: Draft, body: SketchOpen) -> None:
@@ -260,6 +294,11 @@ def get_target(round_: Round, slot: int) -> Target | None:
     return next((t for t in round_.targets if t.slot == slot and t.status == "pending"), None)
 
 
+def is_overdue(view: View, job: str, target: Target, now_ms: int) -> bool:
+    """Say whether a named auditor that did not commit is waited for no more: it is late, or barred by now."""
+    return target.phase_end_ms <= now_ms or is_barred(view, job, target.auditor)
+
+
 def process_target(draft: Draft, unit: Unit) -> None:
     """Advance a unit's target: done once audited, redrawn when its auditor failed to act."""
     round_ = present(draft.round(unit.job, unit.round))
@@ -270,7 +309,7 @@ def process_target(draft: Draft, unit: Unit) -> None:
     changed = target
     if audit is None and not is_open_to_audits(draft.dispute(unit.job, unit.round, unit.slot)):
         changed = msgspec.structs.replace(target, status="dropped")  # its committee audits it
-    elif target.phase_end_ms <= draft.now if audit is None else audit.status in ("late", REFUTED):
+    elif is_overdue(draft, unit.job, target, draft.now) if audit is None else audit.status in ("late", REFUTED):
         changed = _draw_target(draft, unit, target.attempt + 1)
     elif audit is not None and not is_pending(audit):
         changed = msgspec.structs.replace(target, status="done")

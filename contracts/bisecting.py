@@ -27,6 +27,7 @@ from contracts.bisection import (
 )
 from contracts.draws import CONVICTED, compute_draw, get_arbiter_draw
 from contracts.evidence import check_openings
+from contracts.judges import get_majority
 from contracts.parameters import thresholds
 from contracts.records import Arbiter, Audit, Bisection, Dispute, Job, Side, Unit
 from contracts.state import Draft, dispute_key, present, require
@@ -211,6 +212,8 @@ def _process_arbiters_drawn(draft: Draft, unit: Unit, bisection: Bisection) -> E
     drawn = get_arbiter_draw(draft, unit, beacon)[: draft.network().arbiters]
     if not drawn:
         return End(COMMITTEE, "there is no arbiter")
+    if len(drawn) < len(get_majority(draft, unit)):
+        return End(COMMITTEE, "there are fewer arbiters than accusers")
     seed = compute_draw("gdf/arbiters-seed", beacon, unit.job, unit.round, unit.slot).hex()
     arbiters = tuple(Arbiter(account=account) for account in drawn)
     named = msgspec.structs.replace(bisection, seed=seed, arbiters=arbiters)

@@ -4,7 +4,7 @@ Rules kept here:
 1. Members commit before anything is opened to them, so none can follow another.
 2. One decision per unit; whoever accuses later is settled by it.  A refuted accusation is no decision about the unit.
 3. Nobody is convicted by one verdict: an accusation only calls arbiters or the committee.
-4. Nobody is convicted by runs that differ among themselves.
+4. Accusers that are more than half of all convict where nobody is left to ask, and fewer judges do not overrule them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from contracts.accounts import Where, emit, where_audit, where_unit
 from contracts.auction import process_bid_closed
 from contracts.bisecting import COMMITTEE, REFUTED, End, process_bisection, process_bisection_start
 from contracts.draws import CONVICTED, compute_opened_steps, get_auditor_draw
-from contracts.evidence import compute_distance_ppb, compute_sketch_distance_ppb
+from contracts.evidence import compute_sketch_distance_ppb
+from contracts.judges import get_accusers, get_confirmed, get_majority, process_barred, process_doubt
 from contracts.parameters import MAX_REDRAWS, OPENED_STEPS, thresholds, verdict
 from contracts.records import Audit, Dispute, Unit
 from contracts.rounds import process_expulsion
@@ -27,6 +28,8 @@ from contracts.settle import (
     set_reputation,
 )
 from contracts.state import Draft, View, audit_key_of, dispute_key, job_key, present
+
+CLEARED, UNRESOLVED = "cleared", "unresolved"
 
 
 def is_undecided(dispute: Dispute | None) -> bool:
@@ -97,27 +100,23 @@ def _process_refutation(draft: Draft, unit: Unit, audit: Audit, reason: str) -> 
     draft.update(dispute_key(unit.job, unit.round, unit.slot), status=REFUTED, reason=reason)
     emit(draft, "dispute", where_audit(audit), reason=f"{REFUTED}: {reason}")
     process_audit_closed(draft, audit, REFUTED, fee=False, forfeit=True)
+    process_barred(draft, audit, "its accusation was refuted")
     process_target_again(draft, unit, audit.auditor)
     waiting = get_accusers(draft, unit)
     if waiting:
         _open_dispute(draft, unit, waiting[0])
 
 
-def get_accusers(view: View, unit: Unit) -> list[Audit]:
-    """Return the audits that accuse a unit and are not settled, in the order of their commits."""
-    audits = (present(view.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
-    return [
-        audit
-        for audit in audits
-        if audit.role != "committee" and audit.status == "opened" and audit.verdict in ("grey", "fail")
-    ]
-
-
 def _draw_committee(draft: Draft, unit: Unit, attempt: int) -> None:
     unit = present(draft.unit(unit.job, unit.round, unit.slot))  # with the auditors of earlier committees
     drawn = get_auditor_draw(draft, unit, draft.context.beacon, "gdf/committee", attempt)[: draft.network().committee]
+    accusers = get_majority(draft, unit)
+    if not drawn and accusers:
+        _decide(draft, unit, CONVICTED, f"nobody is left to ask, and {len(accusers)} accusers found the same")
+        _process_conviction(draft, unit, accusers)
+        return
     if not drawn or attempt > MAX_REDRAWS:
-        _decide(draft, unit, "unresolved", "nobody is left to ask" if not drawn else f"undecided {attempt} times")
+        _decide(draft, unit, UNRESOLVED, "nobody is left to ask" if not drawn else f"undecided {attempt} times")
         return
     draft.update(
         dispute_key(unit.job, unit.round, unit.slot),
@@ -182,34 +181,20 @@ def _process_openings_over(draft: Draft, unit: Unit, dispute: Dispute, audits: l
             process_audit_closed(draft, audit, "late", fee=False, forfeit=True)
     agreeing = get_confirmed(judged, thresholds(device_class).sketch_accept)
     decision = compute_decision([_counted(audit, agreeing) for audit in judged], len(dispute.committee))
-    opposite = {CONVICTED: "pass", "cleared": "fail"}.get(decision, "")
+    reason = f"{len(agreeing)} of {len(judged)} members say fail"
+    accusers = len(get_majority(draft, unit))
+    if decision == CLEARED and len(judged) < accusers:
+        decision, reason = UNRESOLVED, f"{accusers} accusers found the same, and only {len(judged)} were left to ask"
+    opposite = {CONVICTED: "pass", CLEARED: "fail"}.get(decision, "")
     for audit in judged:
         process_audit_closed(draft, audit, "opened", fee=audit.verdict != opposite)
     if decision == "":
         _draw_committee(draft, unit, dispute.attempt + 1)
         return
     stands = [audit.auditor for audit in get_accusers(draft, unit) if audit.auditor == dispute.accuser]
-    _decide(draft, unit, decision, f"{len(agreeing)} of {len(judged)} members say fail")
+    _decide(draft, unit, decision, reason)
     if decision == CONVICTED:
         _process_conviction(draft, unit, [*stands, *agreeing])
-
-
-def get_confirmed(audits: list[Audit], sketch_accept: int) -> list[str]:
-    """Return the members that say fail and whose own runs ended alike, if those are most of the ones that say fail.
-
-    Runs that differ among themselves say something about the program, and nothing about the worker.
-    """
-    failing = [audit for audit in audits if audit.verdict == "fail"]
-    for first in failing:
-        last = first.auditor_sketches[-1]
-        alike = [
-            audit.auditor
-            for audit in failing
-            if compute_distance_ppb(last, audit.auditor_sketches[-1]) <= sketch_accept
-        ]
-        if 2 * len(alike) > len(failing):
-            return alike
-    return []
 
 
 def _counted(audit: Audit, confirmed: list[str]) -> str:
@@ -236,7 +221,7 @@ def compute_decision(verdicts: list[str], committee: int) -> str:
     if 2 * verdicts.count("fail") > len(verdicts):
         return CONVICTED
     if 2 * verdicts.count("pass") > len(verdicts):
-        return "cleared"
+        return CLEARED
     return ""
 
 
@@ -244,8 +229,18 @@ def _decide(draft: Draft, unit: Unit, decision: str, reason: str) -> None:
     """Note the decision and settle with everybody who accused."""
     draft.update(dispute_key(unit.job, unit.round, unit.slot), status=decision, reason=reason)
     emit(draft, "dispute", Where(unit.job, unit.round, unit.slot, unit.worker), reason=f"{decision}: {reason}")
+    if decision == CLEARED:
+        _process_silence_overruled(draft, unit)
     for audit in get_accusers(draft, unit):
         _settle_accuser(draft, audit, decision)
+
+
+def _process_silence_overruled(draft: Draft, unit: Unit) -> None:
+    """Bar an accuser that was silent in its bisection, and so lost its bond already, but called the committee."""
+    accuser = present(draft.dispute(unit.job, unit.round, unit.slot)).accuser
+    audit = present(draft.audit(unit.job, unit.round, unit.slot, accuser))
+    if audit.status == "late":
+        process_barred(draft, audit, "its accusation was overruled")
 
 
 def _settle_accuser(draft: Draft, audit: Audit, decision: str) -> None:
@@ -253,9 +248,13 @@ def _settle_accuser(draft: Draft, audit: Audit, decision: str) -> None:
 
     A challenger, whom nobody asked, answers for its doubts too: else strangers could call committees for nothing.
     """
-    wrong = decision == "cleared" and (audit.verdict == "fail" or audit.role == "challenge")
-    fee = not wrong and decision != "unresolved"
+    wrong = decision == CLEARED and (audit.verdict == "fail" or audit.role == "challenge")
+    fee = not wrong and decision != UNRESOLVED
     process_audit_closed(draft, audit, "opened", fee=fee, forfeit=wrong)
+    if wrong:
+        process_barred(draft, audit, "its accusation was overruled")
+    elif decision == CLEARED:
+        process_doubt(draft, audit)
 
 
 def _process_conviction(draft: Draft, unit: Unit, accusers: list[str]) -> None:

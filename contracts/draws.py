@@ -40,13 +40,18 @@ def is_able(view: View, round_: Round, account: str) -> bool:
     return is_in_class(view, account, device_class) or account in get_round_workers(view, round_)
 
 
-def get_eligible_auditors(view: View, round_: Round, worker: str) -> list[str]:
-    """Return who may audit a unit of ``worker`` in this round: validators of its class, then the other workers."""
+def get_candidates(view: View, round_: Round, worker: str) -> list[str]:
+    """Return who could ever judge a unit of ``worker`` in this round: validators of its class, then other workers."""
     device_class = present(view.job(round_.job)).spec.device_class
     validators = (account for account in view.network().validators if is_in_class(view, account, device_class))
     candidates = dict.fromkeys((*validators, *get_round_workers(view, round_)))
     candidates.pop(worker, None)
     return list(candidates)
+
+
+def get_eligible_auditors(view: View, round_: Round, worker: str) -> list[str]:
+    """Return who may audit a unit of ``worker``: the candidates that are neither convicted nor barred in the job."""
+    return [account for account in get_candidates(view, round_, worker) if may_judge(view, round_.job, account)]
 
 
 def is_convicted(view: View, job: str, account: str) -> bool:
@@ -55,19 +60,28 @@ def is_convicted(view: View, job: str, account: str) -> bool:
     return bid is not None and bid.reason.startswith(CONVICTED)
 
 
+def is_barred(view: View, job: str, account: str) -> bool:
+    """Say whether an account accused somebody wrongly in a job, and so judges nothing in it any more."""
+    judge = view.judge(job, account)
+    return judge is not None and judge.barred
+
+
+def may_judge(view: View, job: str, account: str) -> bool:
+    """Say whether an account is neither convicted nor barred in a job."""
+    return not is_barred(view, job, account) and not is_convicted(view, job, account)
+
+
 def get_auditor_draw(view: View, unit: Unit, beacon: str, tag: str, attempt: int) -> list[str]:
     """Return who can be called to audit a unit, in the order of the draw.
 
-    Left out: whoever audited it already, was convicted in this job, or cannot lock the bond.
+    Left out: whoever audited it already, is convicted or barred in this job, or cannot lock the bond.
     """
     round_ = present(view.round(unit.job, unit.round))
     bond = view.network().audit_bond
     able = [
         account
         for account in get_eligible_auditors(view, round_, unit.worker)
-        if account not in unit.auditors
-        and not is_convicted(view, unit.job, account)
-        and view.account(account).balance >= bond
+        if account not in unit.auditors and view.account(account).balance >= bond
     ]
     return compute_draw_order(able, tag, beacon, unit.job, unit.round, unit.slot, attempt)
 
@@ -75,17 +89,13 @@ def get_auditor_draw(view: View, unit: Unit, beacon: str, tag: str, attempt: int
 def get_arbiter_draw(view: View, unit: Unit, beacon: str) -> list[str]:
     """Return who can replay a step of a unit in dispute, in the order of the draw.
 
-    Left out: whoever accused it, rightly or not, and convicts of this job.  Others that audited it stay in, or a small
-    network had nobody left; and no bond is locked.
+    Left out: whoever accused it, rightly or not, and whoever is convicted or barred in this job.  Others that audited
+    it stay in, or a small network had nobody left; and no bond is locked.
     """
     round_ = present(view.round(unit.job, unit.round))
     audits = (present(view.audit(unit.job, unit.round, unit.slot, auditor)) for auditor in unit.auditors)
     accusers = {audit.auditor for audit in audits if audit.verdict in ("grey", "fail")}
-    able = [
-        account
-        for account in get_eligible_auditors(view, round_, unit.worker)
-        if account not in accusers and not is_convicted(view, unit.job, account)
-    ]
+    able = [account for account in get_eligible_auditors(view, round_, unit.worker) if account not in accusers]
     return compute_draw_order(able, "gdf/arbiters", beacon, unit.job, unit.round, unit.slot)
 
 

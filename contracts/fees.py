@@ -8,8 +8,9 @@ Rules kept here:
 from __future__ import annotations
 
 from contracts.accounts import Where, balance, check_balance, move
+from contracts.judges import get_challenges
 from contracts.parameters import ROUND_KIB_PER_UNIT
-from contracts.state import Draft
+from contracts.state import Draft, View
 from gdf_market.codec import encode
 from gdf_market.messages import (
     AuditClasses,
@@ -33,7 +34,8 @@ PAYING = (Void, Transfer, JobPost, JobCancel, Bid, BidWithdraw, AuditClasses, Va
 def compute_fee(entry_fee: int, entry: Entry) -> int:
     """Return the micro-credits that an entry pays where a started KiB costs ``entry_fee``.
 
-    A job's post also pays for the entries that its rounds make, which are free for those who make them.
+    A job's post also pays for the entries that its rounds make, which are free for those who make them.  A challenge is
+    taken for the first one of its unit (``compute_challenge_fee``).
     """
     challenges = isinstance(entry.body, AuditCommit) and entry.body.role == "challenge"
     if not (challenges or isinstance(entry.body, PAYING)):
@@ -42,6 +44,11 @@ def compute_fee(entry_fee: int, entry: Entry) -> int:
     if isinstance(entry.body, JobPost):
         kib += entry.body.rounds * entry.body.units_per_round * ROUND_KIB_PER_UNIT
     return entry_fee * kib
+
+
+def compute_challenge_fee(entry_fee: int, entry: Entry, before: int) -> int:
+    """Return what a challenge pays of a unit that was challenged ``before``: each costs twice what the last one did."""
+    return compute_fee(entry_fee, entry) << before
 
 
 def compute_post_fee(entry_fee: int, spec: JobPost) -> int:
@@ -54,9 +61,17 @@ def process_fee(draft: Draft, entry: Entry) -> None:
 
     Without a block there is no proposer (``check_entry``): the draft, which nobody keeps, then pays the account "".
     """
-    fee = compute_fee(draft.network().entry_fee, entry)
+    fee = _get_fee(draft, entry)
     if fee == 0:
         return
     author = entry.body.author
     check_balance(draft, author, fee, "the entry's fee")
     move(draft, "fee", balance(author), balance(draft.context.proposer), fee, where=Where(account=author))
+
+
+def _get_fee(view: View, entry: Entry) -> int:
+    entry_fee, body = view.network().entry_fee, entry.body
+    if not (isinstance(body, AuditCommit) and body.role == "challenge"):
+        return compute_fee(entry_fee, entry)
+    unit = view.unit(body.job, body.round, body.slot)
+    return compute_challenge_fee(entry_fee, entry, 0 if unit is None else len(get_challenges(view, unit)))

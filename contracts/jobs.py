@@ -20,6 +20,7 @@ from contracts.parameters import (
     MAX_ACTIVE_JOBS_PER_AUTHOR,
     MAX_JOB_MS,
     MAX_PHASE_MS,
+    MIN_AUDIT_MS,
 )
 from contracts.phases import is_phase_complete, process_phase_end, process_void
 from contracts.records import Job, Unit
@@ -95,6 +96,11 @@ def _check_terms(draft: Draft, spec: JobPost) -> None:
     for name in DURATIONS:
         duration = getattr(spec, name)
         ensure(duration <= MAX_PHASE_MS, RuleError(f"{name} is {duration}; at most {MAX_PHASE_MS} is allowed"))
+    # whoever audits or judges did not choose the job, and loses a bond where it cannot answer in time
+    ensure(
+        spec.audit_ms >= MIN_AUDIT_MS,
+        RuleError(f"audit_ms is {spec.audit_ms}; auditors need {MIN_AUDIT_MS} at least to answer"),
+    )
 
 
 def _check_precision(spec: JobPost) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gdf_market.units import MAX_INT, MINUTE_MS
+from gdf_market.units import MAX_INT, MINUTE_MS, SECOND_MS
 
 Verdict = Literal["pass", "grey", "fail"]
 
@@ -19,18 +19,23 @@ MAX_ACTIVE_JOBS_PER_AUTHOR = 16
 MAX_BIDDERS = 256  # per job
 MAX_UNSETTLED = 1_024  # units of a job with held pay; no round starts beyond it
 MAX_PHASE_MS = 30 * 24 * 60 * MINUTE_MS  # of every duration a job chooses
+# Of audit_ms: some blocks.  Whoever is late with an answer loses a bond, and in a job that gives less honest ones are.
+MIN_AUDIT_MS = 10 * SECOND_MS
 MAX_JOB_MS = 366 * 24 * 60 * MINUTE_MS  # from the post to the deadline
 MISSES_TO_CLOSE = 2  # rounds in a row with a missed deadline that end a bid
 
 ATTESTING_VALIDATORS = 4  # drawn per round, besides the workers that revealed
 MAX_TARGETS = 4  # units of a round that must be audited
-MAX_AUDITS_PER_UNIT = 8  # beyond it no lottery ticket is taken
-MAX_CHALLENGES = 2  # per unit, by accounts that nobody asked
+MAX_AUDITS_PER_UNIT = 8  # that somebody was asked for; beyond it no lottery ticket is taken
+MAX_CHALLENGES = 16  # per unit, by accounts that nobody asked
+MAX_OPEN_CHALLENGES = 2  # of those, that are not judged yet
+MAX_DOUBTS = 2  # grey accusations in a job that committees clear; whoever made so many judges nothing in it any more
+MIN_ACCUSERS = 3  # that convict where nobody is left to judge
 MAX_REDRAWS = 3  # of a target's auditor, of a dispute's committee
-# Of 24 accounts with 40% bad, most of a panel of 3 are bad in 29% of all cases, of one of 11 in 9%, of one of 15 in 2%;
-# with 20% bad in 7%, 0% and 0% (benchmarks/results/defence.md).
-COMMITTEE_SIZE = 11  # usual: members that re-execute a unit in dispute, if so many can be drawn
-ARBITERS = 15  # usual: who replay the one step that a bisection found
+# Of 24 accounts with 40% bad, most of a panel of 3 are bad in 29% of all cases, of one of 11 in 9%, of one of 15 in 2%,
+# and of one of 17 never (benchmarks/results/defence.md, docs/adr/0015).
+COMMITTEE_SIZE = 17  # usual: members that re-execute a unit in dispute, if so many can be drawn
+ARBITERS = 17  # usual: who replay the one step that a bisection found
 MAX_PANEL = 32
 OPENED_STEPS = 3  # the last one and two that the beacon chooses
 DISTANCE_CAP_PPB = MAX_INT

@@ -3,7 +3,8 @@
 Keys are text; ``account/<id>``, ``reputation/<id>/<class>``, ``job/<id>``,
 ``bid/<job>/<account>``, ``round/<job>/<n>``, ``unit/<job>/<n>/<slot>``,
 ``audit/<job>/<n>/<slot>/<account>``, ``dispute/<job>/<n>/<slot>``,
-``spent/<n>``, ``validator/<account>``, ``auditor/<account>`` and the singletons ``network`` and ``active``.
+``judge/<job>/<account>``, ``spent/<n>``, ``validator/<account>``, ``auditor/<account>`` and the singletons
+``network`` and ``active``.
 Credits live in exactly these fields: Account.balance, Account.stake,
 Job.escrow, Job.audit_escrow, Bid.bond, Unit.held_pay, Unit.held_merit and
 Audit.bond.  Their sum is the supply fixed by the genesis.
@@ -19,7 +20,7 @@ from contracts.parameters import ARBITERS, COMMITTEE_SIZE, MAX_PANEL
 from gdf_market.codec import AccountId, Hash, Int, Positive, Ppm, Record, Text, UInt
 from gdf_market.messages import JobPost, Outcome
 
-RULES_VERSION = 3  # raised whenever a change of contracts/ could give another state for the same blocks
+RULES_VERSION = 4  # raised whenever a change of contracts/ could give another state for the same blocks
 
 
 Panel = Annotated[int, msgspec.Meta(ge=1, le=MAX_PANEL)]
@@ -325,12 +326,25 @@ class Dispute(Record, frozen=True, kw_only=True):
     bisection: Bisection | None = None  # of the last accuser whose verdict was fail
 
 
+class Judge(Record, frozen=True, kw_only=True):
+    """What an account's accusations in a job have come to; there is none for those that were never wrong.
+
+    ``barred``: it judges no unit of the job any more.
+    """
+
+    job: Hash
+    account: AccountId
+    doubts: UInt = 0  # grey accusations that a committee cleared
+    barred: bool = False
+    reason: Text = ""
+
+
 class Event(Record, frozen=True, kw_only=True):
     """Something that happened to money or status while a block was applied; kept for the explorer.
 
     ``kind`` examples: transfer, escrow, bid, matched, unmatched, round, phase,
     accepted, missed, rejected, held, paid, merit, audit, returned, forfeited,
-    convicted, slashed, refund, job, fee, auditor, validator, evicted, epoch.  ``amount`` is
+    convicted, barred, slashed, refund, job, fee, auditor, validator, evicted, epoch.  ``amount`` is
     micro-credits moved from ``source`` to ``target`` (account ids or the pots
     ``escrow``, ``audit_escrow``, ``bond``, ``held``, ``stake``), 0 if none.  A pot
     belongs to the event's job; ``held`` is that of the unit at (round, slot);
@@ -351,5 +365,18 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 StateRecord = (
-    Account | Reputation | Network | Validator | Auditor | Active | Spent | Bid | Job | Round | Unit | Audit | Dispute
+    Account
+    | Reputation
+    | Network
+    | Validator
+    | Auditor
+    | Active
+    | Spent
+    | Bid
+    | Job
+    | Round
+    | Unit
+    | Audit
+    | Dispute
+    | Judge
 )

@@ -27,6 +27,7 @@ from contracts.records import (
     Event,
     Genesis,
     Job,
+    Judge,
     Network,
     Reputation,
     Round,
@@ -85,6 +86,10 @@ def audit_key_of(audit: Audit) -> str:
 
 def dispute_key(job: str, index: int, slot: int) -> str:
     return f"dispute/{job}/{index}/{slot}"
+
+
+def judge_key(job: str, account: str) -> str:
+    return f"judge/{job}/{account}"
 
 
 def validator_key(account: str) -> str:
@@ -181,6 +186,10 @@ class View:
 
     def dispute(self, job: str, index: int, slot: int) -> Dispute | None:
         return self._typed(dispute_key(job, index, slot), Dispute)
+
+    def judge(self, job: str, account: str) -> Judge | None:
+        """Return what an account's wrong accusations in a job came to; None if there was none."""
+        return self._typed(judge_key(job, account), Judge)
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from contracts.audits import get_target
+from contracts.audits import count_tickets, get_target
 from contracts.bisection import get_middle
 from contracts.disputes import is_open_to_audits
-from contracts.draws import get_eligible_auditors
+from contracts.draws import get_eligible_auditors, is_barred
 from contracts.parameters import MAX_AUDITS_PER_UNIT
 from contracts.records import Dispute, Job, Round, Unit
 from contracts.rounds import get_units
@@ -111,11 +111,15 @@ def _get_audit_actions(state: State, unit: Unit, account: str) -> Iterator[Actio
         if dispute.status == "committing" and account in dispute.committee:
             yield Action("audit_committee", *where, dispute.phase_end_ms)
         return
+    if is_barred(state, unit.job, account):
+        return
     round_ = present(state.round(unit.job, unit.round))
     target = get_target(round_, unit.slot)
     if target is not None and target.auditor == account:
         yield Action("audit_targeted", *where, target.phase_end_ms)
-    elif len(unit.auditors) < MAX_AUDITS_PER_UNIT and account in get_eligible_auditors(state, round_, unit.worker):
+        return
+    open_to_tickets = count_tickets(state, unit) < MAX_AUDITS_PER_UNIT
+    if open_to_tickets and account in get_eligible_auditors(state, round_, unit.worker):
         yield Action("audit_lottery", *where, unit.release_ms)
 
 

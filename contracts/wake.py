@@ -10,6 +10,7 @@ from __future__ import annotations
 from contracts.audits import get_target
 from contracts.bisection import is_phase_complete as is_bisection_phase_complete
 from contracts.disputes import get_committee_audits, is_answered, is_open_to_audits, is_undecided
+from contracts.draws import is_barred
 from contracts.phases import is_phase_complete
 from contracts.records import Audit, Dispute, Job, Target, Unit
 from contracts.rounds import can_start_round
@@ -68,7 +69,8 @@ def _get_audit_wake_ms(audit: Audit) -> int:
 def _get_target_wake_ms(view: View, unit: Unit, target: Target, dispute: Dispute | None) -> int:
     audit = view.audit(unit.job, unit.round, unit.slot, target.auditor)
     if audit is None:
-        return target.phase_end_ms if is_open_to_audits(dispute) else NOW
+        waited_for = is_open_to_audits(dispute) and not is_barred(view, unit.job, target.auditor)
+        return target.phase_end_ms if waited_for else NOW
     return _get_audit_wake_ms(audit) if is_pending(audit) else NOW
 
 

@@ -64,7 +64,7 @@ from ledger.tables import (
 )
 from ledger.wire import SyncBlock, SyncResponse
 
-SCHEMA = b"6"
+SCHEMA = b"7"
 
 _MEND = "delete it and the node will sync again; a validator waits until the others finalized a newer block"
 _SEALED = (SaveVote, SaveBlocks, SaveSnapshot, Prune)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from contracts.audits import compute_challenge_bond, count_tickets
 from contracts.draws import get_eligible_auditors
 from contracts.parameters import MAX_CHALLENGES
-from contracts.records import Unit
+from contracts.records import Staking, Unit
 from contracts.views import Action, eligible_auditors, pending_actions
 from gdf_market.messages import AuditClasses, AuditCommit, Bid, Entry
 from gdf_market.units import CREDIT
@@ -174,12 +175,98 @@ def settled_by(world: World, job: str) -> str:
     return dispute.status
 
 
-def test_a_unit_is_challenged_twice_at_most() -> None:
+def passed(world: World, name: str, job: str) -> None:
+    """Let an account challenge w1's unit and find nothing."""
+    world.block(challenge(world, name, job))
+    world.play(lambda: world.audit(job, 0, 0, name).verdict == "pass")
+
+
+def crowd(count: int, **changes: int | Staking) -> World:
+    """Return a network with strangers s0, s1, … that have credits."""
+    names = ("owner", "w1", "w2", "val", *(f"s{number}" for number in range(count)))
+    terms: dict[str, int | Staking] = {"arbiters": 3, "committee": 3}
+    return World({name: 1_000 * CREDIT for name in names}, ("val",), terms | changes)
+
+
+def test_two_challenges_wait_at_once_and_more_come_when_they_are_judged() -> None:
+    world = crowd(3)
+    job = accepted(world)
+    world.block(*(challenge(world, name, job) for name in ("s0", "s1")))
+    world.refuse(challenge(world, "s2", job), "2 challenges of the unit are not judged yet; try again")
+    world.play(lambda: world.audit(job, 0, 0, "s0").verdict == world.audit(job, 0, 0, "s1").verdict == "pass")
+    passed(world, "s2", job)
+
+
+def test_a_unit_is_challenged_sixteen_times_at_most_and_each_time_at_twice_the_fee() -> None:
+    fee = 1_000
+    world = crowd(MAX_CHALLENGES + 1, entry_fee=fee)
+    world.rotates = True
+    job = accepted(world, hold_ms=5_000_000, deadline_ms=world.time_ms + 10_000_000)
+    for count in range(MAX_CHALLENGES):
+        passed(world, f"s{count}", job)
+        assert world.balance(f"s{count}") == 1_000 * CREDIT - fee * 2**count
+    entry = challenge(world, f"s{MAX_CHALLENGES}", job)
+    world.refuse(entry, "was challenged 16 times; no more are taken")
+    # challengers crowd nobody out whose ticket won
+    assert count_tickets(world.state, world.unit(job, 0, 0)) == 0
+    assert "audit_lottery" in {a.kind for a in pending_actions(world.state, key_of("w2").account, world.time_ms)}
+
+
+def test_the_second_of_two_challenges_in_one_block_pays_twice() -> None:
+    for names in (("s0", "s1"), ("s1", "s0")):
+        world = crowd(2, entry_fee=1_000)
+        world.rotates = True
+        job = accepted(world)
+        world.block(*(challenge(world, name, job) for name in names))
+        paid = [
+            event.amount for event in world.events if event.kind == "fee" and event.account != key_of("owner").account
+        ]
+        assert paid[-2:] == [1_000, 2_000]
+        assert [event.account for event in world.events if event.kind == "fee"][-2:] == [
+            key_of(n).account for n in names
+        ]
+
+
+@pytest.mark.parametrize(
+    ("bond", "audit_fee", "committee", "locked"),
+    [
+        (5 * CREDIT, CREDIT, 3, 5 * CREDIT),
+        (0, 4 * CREDIT, 11, 44 * CREDIT),
+        (0, 99 * CREDIT, 2, 20 * CREDIT),
+        (0, 0, 3, 0),
+    ],
+)
+def test_a_challenger_locks_what_its_committee_may_cost(bond: int, audit_fee: int, committee: int, locked: int) -> None:
+    """The network's bond, or the members' fees, which are never above the price that the round cleared at."""
+    world = make_world(validators=VALIDATORS, audit_bond=bond, committee=committee)
+    job = accepted(world, audit_fee=audit_fee, audit_budget=200 * CREDIT)
+    assert world.round(job, 0).price == 10 * CREDIT
+    assert compute_challenge_bond(world.state, world.unit(job, 0, 0)) == locked
+    world.block(challenge(world, "other", job))
+    assert world.audit(job, 0, 0, "other").bond == locked
+    assert world.balance("other") == 1_000 * CREDIT - locked
+
+
+def test_who_cannot_lock_it_challenges_nobody() -> None:
+    names = {"owner": 1_000, "w1": 100, "w2": 100, "val": 100, "other": 29}
+    world = World({name: amount * CREDIT for name, amount in names.items()}, ("val",), {"committee": 3})
+    job = accepted(world, audit_fee=10 * CREDIT, audit_budget=200 * CREDIT)
+    world.refuse(challenge(world, "other", job), "the audit's bond takes 30 credits; .* has 29")
+
+
+@pytest.mark.parametrize("excess", [500_000, 50_000_000])
+def test_a_false_challenge_leaves_the_audit_escrow_whole(excess: int) -> None:
     world = make_world(validators=VALIDATORS)
-    job = accepted(world, "w1")
-    names = ("other", "w2", "w3")
-    world.block(*(challenge(world, name, job) for name in names[:MAX_CHALLENGES]))
-    world.refuse(challenge(world, names[MAX_CHALLENGES], job), "was challenged 2 times; no more are taken")
+    job = accepted(world, audit_fee=4 * CREDIT, audit_budget=100 * CREDIT)
+    before = world.job(job).audit_escrow
+    world.block(challenge(world, "other", job, audit_excess=lambda unit: excess))
+    cast_all(world, skips=frozenset({"audit_lottery", "audit_targeted", "arbiter_commit"}))
+    world.cast(Actor("w1", skips=BISECTION))
+    world.play(lambda: world.state.dispute(job, 0, 0) is not None and settled_by(world, job) == "cleared")
+    assert len(world.unit(job, 0, 0).auditors) == 1 + 3  # a committee of three was paid
+    assert world.job(job).audit_escrow >= before
+    assert world.balance("other") == 1_000 * CREDIT - 12 * CREDIT
+    play_to_end(world)
 
 
 def test_who_may_not_challenge() -> None:

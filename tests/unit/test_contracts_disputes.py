@@ -225,22 +225,23 @@ def test_a_conviction_takes_all_unsettled_units_of_the_worker_and_frees_its_slot
 
 def test_a_conviction_makes_audits_denser_for_a_while() -> None:
     world = make_world(validators=VALIDATORS)
-    job = disputed(world, rounds=3)
+    job = disputed(world, rounds=20)
     before = world.job(job).round
     decide_all(world, job, FAIL)
-    assert world.job(job).alert_round == world.job(job).round + 1 > before
-    world.play(lambda: world.state.round(job, 2) is not None and world.round(job, 2).audit_seed != "")
-    eligible = len(get_eligible_auditors(world.state, world.round(job, 2), key_of("w2").account))
-    units = [world.unit(job, 2, slot) for slot in world.round(job, 2).units]
-    counted = max(0, 2 - world.job(job).alert_round)
+    after = world.job(job).alert_round
+    assert after == world.job(job).round + 1 > before
+    world.play(lambda: world.state.round(job, after) is not None and world.round(job, after).audit_seed != "")
+    eligible = len(get_eligible_auditors(world.state, world.round(job, after), key_of("w2").account))
+    assert eligible == len(VALIDATORS)  # without the convict
+    units = [world.unit(job, after, slot) for slot in world.round(job, after).units]
     assert {unit.audit_chance_ppm for unit in units if unit.worker == key_of("w2").account} == {
-        compute_audit_chance_ppm(world.job(job).spec.audit_floor_ppm, counted, eligible)
+        compute_audit_chance_ppm(world.job(job).spec.audit_floor_ppm, 0, eligible)
     }
 
 
 def test_a_convict_is_out_of_the_round_under_way() -> None:
     world = make_world(validators=VALIDATORS)
-    job = start(world, "w1", "w2", rounds=2, hold_ms=500_000, audit_ms=5_000)
+    job = start(world, "w1", "w2", rounds=2, hold_ms=500_000, audit_ms=10_000)
     cast_all(world)
     world.cast(Actor("w1", flavour="cheat"), Actor("w2", skips=frozenset({"commit"})))
     world.cast(*(Actor(name, skips=frozenset({"receipt"})) for name in VALIDATORS[:1]))
@@ -258,7 +259,7 @@ def test_a_convict_is_out_of_the_round_under_way() -> None:
 
 def test_a_convict_whose_update_is_in_the_outcome_is_not_paid_for_it() -> None:
     world = make_world(validators=VALIDATORS)
-    job = start(world, "w1", "w2", rounds=2, hold_ms=500_000, audit_ms=8_000, result_ms=300_000)
+    job = start(world, "w1", "w2", rounds=2, hold_ms=500_000, audit_ms=10_000, result_ms=300_000)
     cast_all(world)
     world.cast(Actor("w1", flavour="cheat"))
     play_to(world, job, "settled")

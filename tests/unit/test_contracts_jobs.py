@@ -4,7 +4,13 @@ import msgspec
 import pytest
 
 from contracts.jobs import DURATIONS, escrow_of
-from contracts.parameters import MAX_ACTIVE_JOBS, MAX_ACTIVE_JOBS_PER_AUTHOR, MAX_JOB_MS, MAX_PHASE_MS
+from contracts.parameters import (
+    MAX_ACTIVE_JOBS,
+    MAX_ACTIVE_JOBS_PER_AUTHOR,
+    MAX_JOB_MS,
+    MAX_PHASE_MS,
+    MIN_AUDIT_MS,
+)
 from gdf_market.messages import JobCancel, JobPost
 from gdf_market.units import CREDIT
 from tests.contracts_world import (
@@ -103,6 +109,13 @@ def test_post_refuses_a_duration_without_end(name: str) -> None:
     world = make_world()
     world.refuse(world.job_entry(**{name: MAX_PHASE_MS + 1}), f"{name} is")
     post(world, **{name: MAX_PHASE_MS})
+
+
+def test_post_refuses_less_time_to_answer_an_audit_than_auditors_need() -> None:
+    """They did not choose the job, as its workers did."""
+    world = make_world()
+    world.refuse(world.job_entry(audit_ms=MIN_AUDIT_MS - 1), "audit_ms is 9999; auditors need 10000 at least")
+    world.block(world.job_entry(audit_ms=MIN_AUDIT_MS))
 
 
 def test_post_needs_a_deadline_ahead() -> None:
