@@ -85,6 +85,11 @@ INPUTS ?= 100000
 fuzz: $(VENV)/.dev
 	$(BIN)/python -m tests.fuzz --inputs $(INPUTS)
 
+# Blobs over slow lines: several sources against one, order by measured pace, trouble, set rates; about four minutes
+.PHONY: bench-net
+bench-net: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.network $(ARGS)
+
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.verdicts
 	$(BIN)/python -m benchmarks.network_cost

@@ -81,4 +81,8 @@ def _is_late(asked: _Asked, now: float) -> bool:
 
 
 def _is_sooner(asked: _Asked, now: float, takes_s: float | None) -> bool:
-    return takes_s is not None and asked.due is not None and now + SOONER * takes_s < asked.due
+    if takes_s is None:
+        return False
+    if asked.due is None:  # from a source that is tried: it has shown that it is not twice as fast
+        return now - asked.since > SOONER * takes_s
+    return now + SOONER * takes_s < asked.due

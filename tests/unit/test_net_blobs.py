@@ -59,6 +59,10 @@ def test_what_is_expected_of_a_source_decides_when_another_one_is_asked_too() ->
     assert plan.take("slow as well", limits.ENDGAME_S + 1, takes_s=9.0) is None, "it is slow, but as expected"
     assert plan.take("fast", 6.0, takes_s=1.0) == 1, "in half of the time that is left"
     plan = Plan([1], 0.0)
+    assert plan.take("new", 0.0) == 1
+    assert plan.take("fast", 0.9, takes_s=0.5) is None
+    assert plan.take("fast", 1.1, takes_s=0.5) == 1, "what is tried does not delay the rest"
+    plan = Plan([1], 0.0)
     assert plan.take("slow", 0.0, takes_s=10.0) == 1
     assert plan.open_chunks(14.0) == 0
     assert plan.open_chunks(16.0) == 1, "half as long again"
