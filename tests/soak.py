@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -45,7 +46,7 @@ TERMS = (
     "--hold-seconds", "8",
 )  # fmt: skip
 DOWN_S = (1.0, 12.0)  # how long a killed node stays away
-BETWEEN_KILLS_S = (25.0, 70.0)
+BETWEEN_KILLS_S = (30.0, 80.0)
 BETWEEN_ATTACKS_S = (5.0, 30.0)
 ATTACK_S = (10.0, 25.0)
 CALM_S = 1_500.0  # the most that all jobs may take to end
@@ -119,6 +120,7 @@ class Soak:
         try:
             self._market.found()
             self._owner.start()
+            self._market.until("the first job is posted", lambda: self.report.posted > 0)
             self._trouble(seconds)
             self._calm()
         finally:
@@ -170,8 +172,8 @@ class Soak:
         self.report.outcomes = Counter(job.status for job in jobs if job.status in ENDED)
 
     def _kill(self) -> None:
-        """End a node as a power cut does, unless a validator is down already: one of four may be."""
-        if self._up_at:
+        """End a node as a power cut does, once all others take part again: one validator of four may be away."""
+        if self._up_at or any(ask(self._market[name]) is None for name in sorted(self._here)):
             return
         name = self._random.choice(sorted(self._here))
         self._market[name].kill()
@@ -285,6 +287,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left behind
     root = Path(tempfile.mkdtemp(prefix="gdf-soak-"))
     soak = Soak(root, options.seed, lambda line: print(line, flush=True))
     try:

@@ -13,10 +13,10 @@ from libp2p.abc import INetStream
 from gdf_market.blobs.manifest import CHUNK_BYTES, MAX_MANIFEST_BYTES
 from gdf_market.blobs.store import BlobStore, MissingBlobError
 from gdf_market.codec import Hash, Record, UInt, decode, encode
-from gdf_market.errors import MalformedError, PeerError, StorageError, ensure
+from gdf_market.errors import MalformedError, PeerError, SlowError, StorageError, ensure
 from gdf_market.node import limits
 from gdf_market.node.counters import Counters
-from gdf_market.node.frames import OtherNetworkError, StreamReader, frame, write
+from gdf_market.node.frames import OtherNetworkError, StreamEndedError, StreamReader, frame, write
 from gdf_market.node.meter import Meter
 
 PROTOCOL = "/gdf/blob/1"
@@ -45,6 +45,7 @@ class BlobServer:
         self._quick = trio.CapacityLimiter(limits.SERVING_SLOTS)  # questions without content do not wait for transfers
         self._peers: dict[str, trio.Semaphore] = {}
         self._users: dict[str, int] = {}
+        self._slow: dict[str, limits.Bucket] = {}  # answers that a peer did not read
         self._upload = Meter()
         self.sent_bytes = 0
 
@@ -69,7 +70,8 @@ class BlobServer:
             request = decode(payload, BlobRequest, max_bytes=limits.REQUEST_BYTES)
             ensure(request.network == self._network, OtherNetworkError(f"{peer} asks for a blob of another network"))
             async with self._slot(peer, self._quick if request.op == "has" else self._slots):
-                if not await self._answer(request, stream):
+                if not await self._answer_in_time(request, stream):
+                    self._count_slow(peer)
                     return
 
     def blame(self, peer: str, error: PeerError) -> None:
@@ -79,6 +81,24 @@ class BlobServer:
         if len(self._unwelcome) >= limits.MAX_BANNED:
             del self._unwelcome[next(iter(self._unwelcome))]
         self._unwelcome[peer] = trio.current_time() + limits.BAN_S
+
+    async def _answer_in_time(self, request: BlobRequest, stream: INetStream) -> bool:
+        """Answer; False if the peer asked and does not read, for which the library gives up a write after 5 s."""
+        try:
+            return await self._answer(request, stream)
+        except StreamEndedError:
+            if stream.muxed_conn.is_closed or getattr(stream, "muxed_stream", stream).closed:
+                raise  # the peer went
+            self._counters.add("slow-reader", peer=str(stream.muxed_conn.peer_id))
+            return False
+
+    def _count_slow(self, peer: str) -> None:
+        """Who does not read what it asked for keeps others waiting: now and then any machine may, but not often."""
+        bucket = self._slow.pop(peer, None) or limits.Bucket(limits.SLOW_PER_S, limits.SLOW_BURST)
+        self._slow[peer] = bucket
+        if len(self._slow) > limits.MAX_BANNED:
+            del self._slow[next(iter(self._slow))]
+        ensure(bucket.take(1, trio.current_time()), SlowError(f"{peer} does not read the blobs that it asks for"))
 
     @asynccontextmanager
     async def _slot(self, peer: str, slots: trio.CapacityLimiter) -> AsyncIterator[None]:

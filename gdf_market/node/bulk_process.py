@@ -26,6 +26,7 @@ from gdf_market.node.blob_client import BlobClient
 from gdf_market.node.blob_server import PROTOCOL, BlobServer
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.counters import Counters
+from gdf_market.node.frames import OtherNetworkError
 from gdf_market.node.p2p import Host, open_host
 
 MAX_LINE_BYTES = 1 << 20
@@ -60,7 +61,9 @@ class _Service:
         self._relays = False
         self._candidates: list[tuple[str, list[str]]] = []
         self._relayed = host.use_circuits(lambda peer: self._relays and peer in self._members.values(), server.blame)
+        self._seen: list[str] = []
         self._relayed.want(lambda: self._candidates)
+        self._relayed.seen = lambda: self._seen
         nursery.start_soon(self._relayed.run)
 
     async def reply(self, message: dict[str, Any]) -> None:
@@ -120,7 +123,7 @@ class _Service:
             case "relays":
                 wanted = [(peer, addresses) for peer, addresses in request["candidates"]]
                 self._relays, changed = request["relay"], wanted != self._candidates
-                self._candidates = wanted
+                self._candidates, self._seen = wanted, request["seen"]
                 if changed:
                     self._relayed.look()
                 return list(self._relayed.addresses)
@@ -137,6 +140,28 @@ def failure(number: int, error: Exception) -> dict[str, Any]:
         kind = next((name for cls, name in names.items() if isinstance(error, cls)), "local")
     text = str(error) if isinstance(error, GdfError) else repr(error)
     return {"id": number, "error": text, "kind": kind}
+
+
+def _prepare(host: Host, server: BlobServer) -> None:
+    """Serve blobs; who breaks the protocol or floods is refused for a while, and its address answers for it."""
+
+    async def close(peer: str) -> None:
+        with contextlib.suppress(Exception):  # the library raises many kinds for a connection that is over
+            await host.close_peer(peer)
+
+    def blame(peer: str, error: PeerError) -> None:
+        server.blame(peer, error)
+        if not isinstance(error, OtherNetworkError):
+            for conn in host.connections(peer)[:1]:
+                host.blame_address(conn.muxed_conn)
+                trio.lowlevel.spawn_system_task(close, peer)
+
+    def flooded(peer: str, error: PeerError) -> None:
+        host.counters.add(error.reason, peer=peer, error=str(error))
+        blame(peer, error)
+
+    host.handle(PROTOCOL, server.handle, blame)
+    host.on_flood(flooded)
 
 
 async def _main() -> None:
@@ -156,7 +181,7 @@ async def _main() -> None:
                     (start["host"], start["port"]),
                     announce=start["announce"],
                     counters=counters,
-                    prepare=lambda host: host.handle(PROTOCOL, server.handle, server.blame),
+                    prepare=lambda host: _prepare(host, server),
                 ) as host,
                 trio.open_nursery() as nursery,
             ):

@@ -85,6 +85,7 @@ GOSSIP_QUEUE_BYTES = 1 << 20  # waiting for one peer; who has more waiting is dr
 # Blobs
 SERVING_SLOTS = 16  # requests answered at once
 SLOTS_PER_PEER = 4
+SLOW_PER_S, SLOW_BURST = 1 / 30, 4.0  # answers that a peer asks for and does not read
 REQUEST_BYTES = 1_024
 CHUNK_S = 20.0  # so long may a transfer pass without a byte
 ANSWER_S = 60.0  # and so long may all of a chunk take

@@ -17,6 +17,7 @@ from net_helpers import NETWORK, stranger, until
 
 from gdf_market.blobs.disk import Disk
 from gdf_market.blobs.manifest import CHUNK_BYTES, ContentMismatchError
+from gdf_market.blobs.pins import Pins
 from gdf_market.blobs.store import BlobStore
 from gdf_market.codec import decode, encode
 from gdf_market.errors import OversizedError, StorageError, UnreachableError, UserError
@@ -274,7 +275,61 @@ async def test_the_upload_limit_holds(tmp_path: Path) -> None:
         assert trio.current_time() - began > (len(DATA) / CHUNK_BYTES - 3) / 4 / 2
 
 
+async def test_the_download_limit_holds_for_all_sources_together(tmp_path: Path) -> None:
+    async with (
+        honest(tmp_path / "a") as (a, _, root),
+        honest(tmp_path / "b") as (b, _, _),
+        client(tmp_path / "c", a=a, b=b) as one,
+    ):
+        one.limit_download(4 * CHUNK_BYTES)
+        began = trio.current_time()
+        await one.fetch(root, len(DATA))
+        assert trio.current_time() - began > (len(DATA) / CHUNK_BYTES - 1) / 4
+        assert one.meter.total_bytes > len(DATA)
+
+
+async def test_a_source_that_was_slow_is_hardly_asked_beside_a_fast_one(tmp_path: Path) -> None:
+    async with (
+        honest(tmp_path / "a") as (a, server_a, root),
+        honest(tmp_path / "b") as (b, server_b, _),
+        client(tmp_path / "c", a=a, b=b) as one,
+    ):
+        server_b.limit_upload(100_000)
+        await one.fetch(root, len(DATA))
+        one._store.delete(root)
+        before = server_a.sent_bytes
+        assert (await one.fetch(root, len(DATA))).read_bytes() == DATA
+        assert server_a.sent_bytes - before >= len(DATA) - CHUNK_BYTES
+        assert server_b.sent_bytes <= 2 * CHUNK_BYTES, "one chunk to see how fast it is"
+        measured = {entry["account"]: entry for entry in one.measured()}
+        assert measured["a"]["rate_bytes_per_s"] > 1_000_000
+        assert measured["a"]["rtt_ms"] is not None
+
+
 # The process
+
+
+async def test_a_full_store_makes_room_for_a_download_and_says_so_if_it_cannot(tmp_path: Path) -> None:
+    keys = [Identity(bytes([number]) * 32) for number in (1, 2)]
+    source = BlobStore(tmp_path / "a")
+    roots = [source.put_bytes(bytes([number]) * 600_000) for number in (1, 2, 3)]
+    store = BlobStore(tmp_path / "b")
+    store.room.set_pins(Pins())
+    async with (
+        BulkHost(keys[0], NETWORK, tmp_path / "a") as a,
+        BulkHost(keys[1], NETWORK, tmp_path / "b", quota_bytes=1_500_000) as b,
+    ):
+        b.add_source(keys[0].account, _source(a))
+        for root in roots[:2]:
+            path = await b.fetch(root, max_bytes=600_000)
+            os.utime(path, (1_000, 1_000))  # used long ago
+        store.room.set_pins(Pins(frozenset(roots[:2])))
+        with pytest.raises(StorageError, match="exceed its quota of 1500000"):
+            await b.fetch(roots[2], max_bytes=600_000)
+        assert store.roots() == sorted(roots[:2])
+        store.room.set_pins(Pins(frozenset(roots[1:2])))
+        await b.fetch(roots[2], max_bytes=600_000)
+        assert store.roots() == sorted(roots[1:])
 
 
 def _source(bulk: BulkHost) -> BulkAddress:
@@ -358,3 +413,20 @@ async def test_the_process_ends_when_the_node_vanishes(tmp_path: Path) -> None:
         while not await gone():  # noqa: ASYNC110  # another process's state
             await trio.sleep(0.05)
     await node.stdout.aclose()
+
+
+async def test_who_asks_and_does_not_read_is_refused_after_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "SLOW_BURST", 1.0)
+    async with honest(tmp_path / "a") as (source, server, root), stranger() as attacker:
+        ask = frame(REQUEST, encode(BlobRequest(op="chunk", root=root, index=0, network=NETWORK)))
+        await attacker.connect(source.addresses[0])
+        for _ in range(2):
+            stream = await attacker.stream(PROTOCOL)
+            await stream.write(ask * 3)
+        await until(lambda: source.counters["slow"] >= 1, 60)
+        assert source.counters["slow-reader"] >= 2
+        assert server._unwelcome
+        async with client(tmp_path / "c", a=source) as one:
+            assert (await one.fetch(root, len(DATA))).read_bytes() == DATA

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -79,16 +80,19 @@ HEAD = (
 def measure(market: Market, name: str, seconds: float, seed: int, root: str) -> Result:
     """Attack the victim for some seconds and look at it meanwhile."""
     victim = market[VICTIM]
-    before, rounds, blocks = sample(victim), market.rounds_finished(), _height(market)
+    before = sample(victim)
     watch = Watch(victim)
-    watch.start()
     attacker = attack(market, VICTIM, name, seconds=seconds, seed=seed, root=root)
+    watch.start()
     try:
-        tally = attacker.tally() if _wait(seconds) else {}
+        attacker.wait_begun()
+        rounds, blocks = market.rounds_finished(), _height(market)
+        tally = attacker.tally()
         finished, grown = market.rounds_finished() - rounds, _height(market) - blocks
     finally:
+        attacker.stop()
         watch.end()
-    _wait(QUIET_S)
+    time.sleep(QUIET_S)
     return Result(
         name=name,
         sent=tally["sent"],
@@ -105,11 +109,6 @@ def measure(market: Market, name: str, seconds: float, seed: int, root: str) -> 
     )
 
 
-def _wait(seconds: float) -> bool:
-    time.sleep(seconds)
-    return True
-
-
 def _height(market: Market) -> int:
     with market.store() as store:
         head = store.head()
@@ -122,6 +121,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", choices=sorted(ATTACKS), help="repeat for several")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left behind
     root = Path(tempfile.mkdtemp(prefix="gdf-hostile-"))
     market = Market(root, validators=VALIDATORS, workers=WORKERS)
     failures: list[str] = []

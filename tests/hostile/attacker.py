@@ -13,6 +13,8 @@ from tests.hostile.registry import ATTACKS
 
 
 async def _main(name: str, seconds: float, seed: int, target: Target) -> None:
+    sys.stdout.write("begun\n")
+    sys.stdout.flush()
     ground = Ground(target, seed)
     with trio.move_on_after(seconds):
         await ATTACKS[name].run(ground)

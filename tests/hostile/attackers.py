@@ -13,7 +13,7 @@ from typing import Any
 from gdf_market.demo.processes import _environment as environment
 from tests.hostile.market import Market, funded_seeds
 
-END_S = 30.0  # beyond its time an attacker gets so long to print what it did
+END_S = 60.0  # beyond its time an attacker gets so long to print what it did
 
 
 @dataclass
@@ -22,12 +22,18 @@ class Attacker:
 
     name: str
     process: subprocess.Popen[str]
+    seconds: float
+
+    def wait_begun(self) -> None:
+        """Return when the attack begins: on a busy machine that takes a while."""
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "begun\n", f"attacker {self.name} did not start; see its log"
 
     def tally(self) -> dict[str, Any]:
         """Wait for the end; return what it did."""
         try:
-            out, _ = self.process.communicate(timeout=END_S)
-            found: dict[str, Any] = json.loads(out or "{}")
+            out, _ = self.process.communicate(timeout=self.seconds + END_S)
+            found: dict[str, Any] = json.loads(out.removeprefix("begun\n") or "{}")
         except (subprocess.TimeoutExpired, ValueError):
             self.stop()
             found = {}
@@ -65,4 +71,4 @@ def attack(market: Market, victim: str, name: str, *, seconds: float, seed: int 
     assert process.stdin is not None
     process.stdin.write(json.dumps(given) + "\n")
     process.stdin.flush()
-    return Attacker(name, process)
+    return Attacker(name, process, seconds)
