@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import trio
 
+from gdf_market.codec import encode
 from gdf_market.identity import Identity
+from gdf_market.node import reach
+from gdf_market.node.frames import frame
 from tests.hostile.kit import Ground
 
 SYBILS = 100
@@ -53,3 +56,28 @@ async def dial_abuse(ground: Ground) -> None:
                 ground.tally.cut()
 
         nursery.start_soon(lambda: ground.together(act, 6))
+
+
+async def dialled_back(ground: Ground) -> None:
+    """Requests to be dialled back at a port of somebody else's, on ever new links: it counts who comes."""
+
+    async def caught(stream: trio.SocketStream) -> None:
+        ground.tally.add("dials of a third party")
+        await stream.aclose()
+
+    async with trio.open_nursery() as nursery:
+        trap = (await nursery.start(trio.serve_tcp, caught, 0))[0].socket.getsockname()[1]
+
+        async def act() -> None:
+            async with ground.stranger() as one:
+                await one.link()
+                target = reach.Target(peer=one.target.account, port=trap)
+                request = encode(reach.Request(network=one.target.network, targets=(target, target)))
+                while one.is_connected():
+                    stream = await one.stream(reach.PROTOCOL)
+                    await one.write(stream, frame(reach.REQUEST, request))
+                    ground.tally.add("requests")
+                    await stream.reset()
+                ground.tally.cut()
+
+        nursery.start_soon(lambda: ground.together(act, 4))

@@ -39,6 +39,7 @@ ATTACKS = {
         "eclipse-one": identities.eclipse,
         "eclipse-many": identities.eclipse_many,
         "dial-abuse": identities.dial_abuse,
+        "dialled-back": identities.dialled_back,
         "gossip-malformed": gossip.malformed,
         "gossip-forged": gossip.forged,
         "gossip-replayed": gossip.replayed,
