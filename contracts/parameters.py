@@ -33,7 +33,7 @@ MAX_DOUBTS = 2  # grey accusations in a job that committees clear; whoever made 
 MIN_ACCUSERS = 3  # that convict where nobody is left to judge
 MAX_REDRAWS = 3  # of a target's auditor, of a dispute's committee
 # Of 24 accounts with 40% bad, most of a panel of 3 are bad in 29% of all cases, of one of 11 in 9%, of one of 15 in 2%,
-# and of one of 17 never (benchmarks/results/defence.md, docs/adr/0015).
+# and of one of 17 never (benchmarks/results/defence.md, docs/adr/0016).
 COMMITTEE_SIZE = 17  # usual: members that re-execute a unit in dispute, if so many can be drawn
 ARBITERS = 17  # usual: who replay the one step that a bisection found
 MAX_PANEL = 32

@@ -25,7 +25,7 @@ from gdf_market.messages import SKETCH_DIM, Entry
 from gdf_market.node import bidding, context, pinning, roles
 from gdf_market.node.context import NodeContext
 from gdf_market.node.journal import Journal
-from gdf_market.node.runner_process import TrainerError
+from gdf_market.node.runner_process import RequestFailedError, TrainerError
 from gdf_market.node.settings import Settings, load_settings
 from gdf_market.node.trainer import (
     AuditResult,
@@ -167,6 +167,9 @@ class FakeTrainer:
         await self._called("replay")
         assert (worker_state is None) == (accuser_state is None) == (step == 0)
         assert (claim is not None) == (step == STEPS)
+        for state in filter(None, (worker_state, accuser_state)):
+            if not state.read_bytes().startswith(b"state "):
+                raise RequestFailedError("not the state of this unit", "StateError")
         same = worker_state is None or worker_state.read_bytes() == accuser_state.read_bytes()  # type: ignore[union-attr]  # noqa: ASYNC240
         sketch = SKETCHES[min(step, STEPS - 1)]
         return ReplayResult(0 if same else 2_000_000_000, sketch, sketch[::-1], 0)

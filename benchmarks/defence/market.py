@@ -2,14 +2,15 @@
 
 Simplified: every account acts in time, has the credits for its bonds, and rounds settle one after another; a VRF's
 output is replaced by a hash of the same distribution.  A dispute is decided by a committee that runs the whole unit
-again; arbiters of a bisection are as many, drawn in the same way, and run one step.  Convicted workers are not
-replaced.  What bad accounts do as auditors is the worst that they can: they pass each other's units, and as liars fail
-honest ones.
+again; arbiters of a bisection are as many, drawn in the same way, and run one step.  All disputes of a round are under
+way at once: whoever is barred by one of them still judges in the others.  Convicted workers are not replaced.  What bad
+accounts do as auditors is the worst that they can: they pass each other's units, and as liars fail honest ones.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -22,7 +23,15 @@ from contracts.audits import compute_targets
 from contracts.disputes import compute_decision
 from contracts.draws import compute_audit_chance_ppm, compute_counted_record, compute_draw_order, compute_opened_steps
 from contracts.evidence import compute_sketch_distance_ppb
-from contracts.parameters import ARBITERS, MAX_AUDITS_PER_UNIT, MAX_REDRAWS, MAX_TARGETS, OPENED_STEPS, verdict
+from contracts.parameters import (
+    ARBITERS,
+    MAX_AUDITS_PER_UNIT,
+    MAX_DOUBTS,
+    MAX_REDRAWS,
+    MAX_TARGETS,
+    OPENED_STEPS,
+    verdict,
+)
 from contracts.records import Unit
 from gdf_market.messages import Outcome, draw, lottery_wins
 from gdf_market.train.checkpoint import pack, unpack
@@ -48,6 +57,7 @@ class Terms:
     targeted: bool = True
     committee: int = ARBITERS  # members of the panel that decides a dispute
     alert: bool = True  # a conviction makes audits of the whole job as likely as those of new accounts, for a while
+    bars: bool = True  # whoever accused somebody wrongly judges nothing in the job any more
     # what the rules do not have, to see what it would change
     outliers: bool = False  # targets are also all units less than half as similar to the others as the median is
 
@@ -75,6 +85,8 @@ class Story:
     lies: int = 0  # false accusations
     lies_punished: int = 0
     honest_accusers_punished: int = 0
+    barred: int = 0
+    honest_barred: int = 0
     largest_honest_ppb: int = 0
 
 
@@ -118,6 +130,8 @@ class _Job:
         self._taken: set[int] = set()  # cheats of which a cheating update was taken
         self._held: list[list[int]] = []
         self._last_conviction = -1
+        self._doubts: Counter[str] = Counter()
+        self._barred: set[str] = set()
         self.story = Story()
 
     def play(self) -> Story:
@@ -202,23 +216,38 @@ class _Job:
     def _audit(self, index: int, claims: Sequence[_Claim], found: OutcomeResult) -> None:
         """Name the round's auditors, let them work, and decide what they accuse."""
         targets = self._targets(found)
-        accused: dict[int, str] = {}
+        accused: dict[int, list[tuple[str, str]]] = {}
         audited: dict[int, list[str]] = {}
         known: dict[int, _Finding] = {}
         for slot in found.included:
             eligible = self._eligible(claims[slot].worker)
             auditors = self._lottery_winners(index, slot, claims[slot].worker, eligible)
-            if slot in targets:
+            if slot in targets and eligible:
                 order = compute_draw_order(eligible, "gdf/target", self._beacon(index), JOB, index, slot, 0)
                 auditors = [*order[:1], *(each for each in auditors if each != order[0])]
             audited[slot] = auditors
             for auditor in auditors:
                 self.story.audits += 1
-                if self._opinion(index, slot, claims[slot], auditor, known) != "pass":
-                    accused.setdefault(slot, auditor)
-        for slot, accuser in accused.items():
-            if claims[slot].worker in self._active:
-                self._dispute(index, slot, claims[slot], accuser, audited[slot], known)
+                said = self._opinion(index, slot, claims[slot], auditor, known)
+                if said != "pass":
+                    accused.setdefault(slot, []).append((auditor, said))
+        wrong: set[str] = set()
+        for slot, accusers in accused.items():
+            for turn, (accuser, said) in enumerate(accusers):  # whoever accuses next begins its own dispute
+                if claims[slot].worker not in self._active:
+                    break
+                decision = self._dispute(index, slot, turn, claims[slot], audited[slot], known)
+                self._decided(index, claims[slot], accuser, decision)
+                if decision == "cleared" and self._is_too_much(accuser, said):
+                    wrong.add(accuser)
+        if self._terms.bars:
+            self._barred |= wrong
+        self.story.barred, self.story.honest_barred = len(self._barred), len(self._barred - self._bad_accounts)
+
+    def _is_too_much(self, accuser: str, said: str) -> bool:
+        """Say whether an accusation that was cleared bars its author, as contracts.disputes has it."""
+        self._doubts[accuser] += said == "grey"
+        return said == "fail" or self._doubts[accuser] >= MAX_DOUBTS
 
     def _targets(self, found: OutcomeResult) -> list[int]:
         if not self._terms.targeted:
@@ -239,9 +268,10 @@ class _Job:
         return drawn[:MAX_AUDITS_PER_UNIT]
 
     def _eligible(self, worker: int) -> list[str]:
-        """Return validators and the round's other workers, as contracts.draws has it."""
+        """Return validators and the round's other workers that are not barred, as contracts.draws has it."""
         others = [f"worker {each}" for each in self._active if each != worker]
-        return [*(f"validator {i}" for i in range(VALIDATORS)), *others]
+        everybody = [*(f"validator {i}" for i in range(VALIDATORS)), *others]
+        return [each for each in everybody if each not in self._barred]
 
     def _opinion(self, index: int, slot: int, claim: _Claim, auditor: str, known: dict[int, _Finding]) -> str:
         """Return what an auditor says of a unit."""
@@ -276,16 +306,17 @@ class _Job:
         return _Finding(excess, run.sketches, claim.sketches())
 
     def _dispute(
-        self, index: int, slot: int, claim: _Claim, accuser: str, auditors: Sequence[str], known: dict[int, _Finding]
-    ) -> None:
+        self, index: int, slot: int, turn: int, claim: _Claim, auditors: Sequence[str], known: dict[int, _Finding]
+    ) -> str:
+        """Return what a panel decides about a unit's accuser number ``turn``, "" if nobody decides."""
         asked = set(auditors)
         self.story.disputes += 1
         for attempt in range(MAX_REDRAWS + 1):
             able = [each for each in self._eligible(claim.worker) if each not in asked]
-            order = compute_draw_order(able, "gdf/committee", self._beacon(index), JOB, index, slot, attempt)
+            order = compute_draw_order(able, "gdf/committee", self._beacon(index), JOB, index, slot, turn, attempt)
             committee = order[: self._terms.committee]
             if not committee:
-                return
+                return ""
             asked |= set(committee)
             self.story.members += len(committee)
             lies = self.story.lies
@@ -293,14 +324,15 @@ class _Job:
             self.story.lies = lies  # a lie of a member is no accusation
             decision = compute_decision(said, len(committee))
             if decision:
-                self._decided(index, claim, accuser, decision)
-                return
+                return decision
+        return ""
 
     def _decided(self, index: int, claim: _Claim, accuser: str, decision: str) -> None:
         lied = self._attack.lies and accuser in self._bad_accounts
-        if decision != "convicted":
+        if decision == "cleared":
             self.story.lies_punished += lied
             self.story.honest_accusers_punished += not lied
+        if decision != "convicted":
             return
         self._active.remove(claim.worker)
         self._last_conviction = index

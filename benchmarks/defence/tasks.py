@@ -19,7 +19,7 @@ from benchmarks.defence import images, league, market, outside, peers, speed
 from benchmarks.defence.adversary import ATTACKS, BY_NAME
 from benchmarks.defence.world import ROUNDS, World, make_world
 
-VERSION = 2  # of the lines: older ones are not read
+VERSION = 3  # of the lines: older ones are not read
 SHARDS = {"digits": 40, "fashion-mnist": 80}
 VETERANS = market.Terms()
 NEW = market.Terms(floor_ppm=100_000, veterans=False)
@@ -29,6 +29,9 @@ TERMS = {
     "records, 10%": market.Terms(floor_ppm=100_000),
     "records, committee of 3": market.Terms(committee=3),
     "records, committee of all": market.Terms(committee=64),
+    "records, no bars": market.Terms(bars=False),
+    "new, no bars": market.Terms(floor_ppm=100_000, veterans=False, bars=False),
+    "new, committee of 11": market.Terms(floor_ppm=100_000, veterans=False, committee=11),
     "records, no alert": market.Terms(alert=False),
     "records, outliers": market.Terms(outliers=True),
     "records, no alert, committee of 3": market.Terms(alert=False, committee=3),

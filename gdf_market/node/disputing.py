@@ -14,22 +14,43 @@ from typing import Any
 import structlog
 import trio
 
+from contracts.parameters import DISTANCE_CAP_PPB
 from contracts.records import Bisection, Unit
 from contracts.views import Action
-from gdf_market.errors import RuleError
-from gdf_market.messages import ArbiterCommit, ArbiterOpen, BisectOpen, Body, StateOffer, arbiter_commitment
+from gdf_market.errors import OversizedError, PeerError, RuleError, ensure
+from gdf_market.messages import (
+    SKETCH_DIM,
+    ArbiterCommit,
+    ArbiterOpen,
+    BisectOpen,
+    Body,
+    StateOffer,
+    arbiter_commitment,
+)
 from gdf_market.node.context import NodeContext
 from gdf_market.node.journal import ArbiterNote, AuditNote, UnitNote
-from gdf_market.node.trainer import AuditResult
+from gdf_market.node.runner_process import RequestFailedError
+from gdf_market.node.trainer import AuditResult, ReplayResult
 from gdf_market.node.unit_files import UnitFiles
+from gdf_market.train.errors import DivergedError
 from gdf_market.train.protocol import UnitParts
-from gdf_market.train.unit_state import most_state_bytes
+from gdf_market.train.unit_state import StateError, most_state_bytes
 from verifier.sketch import openings
 
 LIE = "lie"  # of the test-only ways to cheat, the one of an auditor
 LIE_EXCESS_PPB = 100_000_000  # a tenth: fails in every device class
 
+# What the runner raises for a state from which no step can be run, on any machine.
+_MALFORMED = frozenset({StateError.__name__, OversizedError.__name__, DivergedError.__name__})
+_NOTHING = (0,) * SKETCH_DIM
+# What all arbiters say of such a state, so that they agree: no finding, and the committee decides.
+MALFORMED = ReplayResult(DISTANCE_CAP_PPB, _NOTHING, _NOTHING, 0)
+
 log = structlog.get_logger("gdf.disputing")
+
+
+class _MalformedStateError(PeerError):
+    """A side offered a state from which the step cannot be run."""
 
 
 def make_lie(run: AuditResult) -> AuditResult:
@@ -79,18 +100,12 @@ class Disputing:
         await self._submit(ArbiterCommit, action, digest=digest)
 
     async def _replay(self, action: Action, bisection: Bisection) -> ArbiterNote:
-        files, unit = self._files, self._files.unit(action)
-        job = files.job(action.job)
-        parts = UnitParts(rows=unit.rows, processes=unit.processes)  # an honest worker's step comes out in its own
-        states = [await self._state(root, unit) for root in (bisection.worker.state, bisection.accuser.state) if root]
-        run = await self._context.trainer.replay(
-            await files.request(job, files.round(action), unit.shard, parts),
-            step=bisection.high,
-            seed=bisection.seed,
-            worker_state=states[0] if states else None,
-            accuser_state=states[1] if states else None,
-            claim=await files.update(job, unit) if bisection.high == job.spec.recipe.steps else None,
-        )
+        """Measure, and note it: what is malformed today is tomorrow, so it is a finding and not tried again."""
+        try:
+            run = await self._measure(action, bisection)
+        except _MalformedStateError as error:
+            log.info("an offered state is malformed", slot=action.slot, round=action.round, error=str(error))
+            run = MALFORMED
         note = ArbiterNote(
             job=action.job,
             round=action.round,
@@ -105,10 +120,36 @@ class Disputing:
         await trio.to_thread.run_sync(self._context.journal.save, note)
         return note
 
+    async def _measure(self, action: Action, bisection: Bisection) -> ReplayResult:
+        """Run the step in question.  Raises _MalformedStateError for a state from which it cannot be run."""
+        files, unit = self._files, self._files.unit(action)
+        job = files.job(action.job)
+        parts = UnitParts(rows=unit.rows, processes=unit.processes)  # an honest worker's step comes out in its own
+        states = [await self._state(root, unit) for root in (bisection.worker.state, bisection.accuser.state) if root]
+        request = await files.request(job, files.round(action), unit.shard, parts)
+        claim = await files.update(job, unit) if bisection.high == job.spec.recipe.steps else None
+        try:
+            return await self._context.trainer.replay(
+                request,
+                step=bisection.high,
+                seed=bisection.seed,
+                worker_state=states[0] if states else None,
+                accuser_state=states[1] if states else None,
+                claim=claim,
+            )
+        except RequestFailedError as error:
+            ensure(error.kind not in _MALFORMED, _MalformedStateError(str(error)))
+            raise
+
     async def _state(self, root: str, unit: Unit) -> Path:
         """Return a state that a side named, which may have what a state of the job's parameters has at most."""
         limit = most_state_bytes(self._files.job(unit.job).spec.parameters)
-        return await self._context.bulk.fetch(root, max_bytes=min(limit, self._context.settings.max_blob_bytes))
+        try:
+            return await self._context.bulk.fetch(root, max_bytes=min(limit, self._context.settings.max_blob_bytes))
+        except OversizedError as error:
+            # what this node alone does not take says nothing about the state
+            ensure(limit > self._context.settings.max_blob_bytes, _MalformedStateError(str(error)))
+            raise
 
     async def open_replay(self, action: Action) -> None:
         """Open what was committed to."""

@@ -151,6 +151,29 @@ async def test_a_state_that_nobody_serves_brings_the_committee(world: World, kit
     assert world.unit(job, 0, 0).status == "paid"  # the committee ran the unit
 
 
+@pytest.mark.parametrize("size", [100, 100_000])
+async def test_a_malformed_state_is_a_finding_and_is_not_tried_again(
+    world: World, kits: dict[str, Kit], tmp_path: Path, size: int
+) -> None:
+    job, liar, nodes = await accused(world, kits)
+    await live(world, *nodes, until=lambda: phase_of(world, job) == "offering")
+    (tmp_path / "garbage").write_bytes(bytes(size))  # of 100,000 bytes: more than any state of the job has
+    root = await nodes[0]._files.store(tmp_path / "garbage")
+    world.block(world.entry("w1", StateOffer, job=job, round=0, slot=0, state=root))
+    await live(world, *nodes, until=lambda: phase_of(world, job) == "")
+    arbiters = [kits[name] for name in VALIDATORS if name != liar]
+    calls = [kit.trainer.calls["replay"] for kit in arbiters]
+    assert calls == [1 if size == 100 else 0] * 3
+    assert all("arbiter_commit" not in kit.notes.get("action", "") for kit in arbiters)
+    reason = "committee: 3 of 3 arbiters agree, and find nothing that decides"
+    assert reason in {event.reason for event in world.events}
+    search = bisection_of(world, job)
+    assert {arbiter.finding for arbiter in search.arbiters} == {""}
+    await live(world, *nodes, until=lambda: not world.state.active().jobs)
+    assert world.unit(job, 0, 0).status == "paid"  # the committee ran the unit
+    assert [kit.trainer.calls["replay"] for kit in arbiters] == calls
+
+
 async def test_a_challenge_runs_the_unit_again_and_is_opened(world: World, kits: dict[str, Kit]) -> None:
     job = job_of(kits)
     nodes = {name: Roles(kit.context) for name, kit in kits.items()}
@@ -168,8 +191,9 @@ async def test_a_challenge_runs_the_unit_again_and_is_opened(world: World, kits:
 async def test_a_challenge_that_the_ledger_would_refuse_runs_nothing(world: World, kits: dict[str, Kit]) -> None:
     job = job_of(kits)
     nodes = [Roles(kit.context) for kit in kits.values()]
-    with pytest.raises(RuleError, match="is assigned"):
+    with pytest.raises(RuleError, match="is assigned") as refused:
         await nodes[1].challenge(job, 0, 0)
+    assert str(refused.value).startswith(f"slot 0 of round 0 of job {job[:12]} is not challenged: ")  # no entry's id
     await live(world, *nodes, until=lambda: world.round(job, 0).phase == "settled")
     with pytest.raises(RuleError, match="cannot challenge its own unit"):
         await nodes[0].challenge(job, 0, 0)
