@@ -5,11 +5,15 @@ from __future__ import annotations
 import rich_click as click
 
 from contracts.parameters import verdict
+from contracts.records import Unit
+from contracts.state import unit_key
 from gdf_market.commands.common import App, pass_app
 from gdf_market.commands.progress import require_job
 from gdf_market.commands.reading import open_ledger, resolve_job
+from gdf_market.errors import UsageError
 from gdf_market.node.client import NodeClient
 from gdf_market.units import PPB
+from ledger.reading import record_of
 
 
 @click.command()
@@ -28,8 +32,15 @@ def challenge(app: App, job: str, round: int, slot: int) -> None:
     """
     with open_ledger(app) as store:
         found = require_job(store, resolve_job(store, job))
-    with NodeClient.of(app.data) as client, app.progress("running the unit again"):
-        value = client.challenge(found.id, round, slot)
+        if record_of(store, Unit, unit_key(found.id, round, slot)) is None:
+            raise UsageError(
+                f"job {found.id[:12]} has no unit in round {round}, slot {slot}; `gdf-market jobs show {job}` lists "
+                "those it has"
+            )
+    with NodeClient.of(app.data) as client:
+        client.check_challenge(found.id, round, slot)
+        with app.progress("running the unit again"):
+            value = client.challenge(found.id, round, slot)
     value |= {"verdict": verdict(found.spec.device_class, value["excess_ppb"], 0)}
     app.emit(
         value,

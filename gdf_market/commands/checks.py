@@ -111,6 +111,17 @@ def _newest_block_ms(app: App) -> int | None:
         return None  # the line about the ledger says so
 
 
+def _config(app: App) -> Check:
+    """Say whether a node on this folder would take its settings; a message about config.toml names the line."""
+    try:
+        app.settings()
+    except GdfError as error:
+        fix = "mend that line, or use `gdf-market config set NAME VALUE`"
+        return Check("settings", False, str(error), "settings that a node takes", fix)
+    where = str(app.data.config) if app.data.config.exists() else "no config.toml: flags, GDF_* and defaults"
+    return Check("settings", True, where, "settings that a node takes")
+
+
 def _key(app: App) -> Check:
     try:
         app.data.require_key()
@@ -146,4 +157,15 @@ def _node(app: App) -> Check:
     return Check("node", True, f"running, {peers} peers", "a node that answers")
 
 
-CHECKS: tuple[Callable[[App], Check], ...] = (_python, _torch, _packages, _folder, _disk, _clock, _key, _ledger, _node)
+CHECKS: tuple[Callable[[App], Check], ...] = (
+    _python,
+    _torch,
+    _packages,
+    _folder,
+    _disk,
+    _clock,
+    _config,
+    _key,
+    _ledger,
+    _node,
+)

@@ -38,8 +38,10 @@ def show(app: App, account: str | None) -> None:
     """
     account = check_account(account) if account is not None else load_identity(app).account
     with open_ledger(app) as store:
-        state = store.state()
+        state, head = store.state(), store.head()
         balance, stake = state.account(account).balance, state.account(account).stake
+        # a ledger without a block knows what the genesis gave, and nothing of what came since
+        known = head is not None or account in {each.account for each in store.genesis().allocations}
         held = bonds = 0
         for unit in records_of(store, Unit):
             if unit.worker == account:
@@ -50,9 +52,13 @@ def show(app: App, account: str | None) -> None:
         for audit in records_of(store, Audit):
             if audit.auditor == account:
                 bonds += audit.bond
-    value = {"account": account, "balance": balance, "stake": stake, "bonds": bonds, "held": held}
+    amounts = {"balance": balance, "stake": stake, "bonds": bonds, "held": held}
+    value = {"account": account, "height": head.height if head is not None else 0}
+    value |= amounts if known else dict.fromkeys(amounts)
 
     def text() -> object:
+        if not known:
+            return f"the balance of {account} is not known yet: this ledger has no block; run `gdf-market node run`"
         shown = table(account, "part", "credits")
         rows = (
             ("settled: balance", balance),

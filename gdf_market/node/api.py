@@ -156,11 +156,14 @@ class _Api:
         return JSONResponse({"holders": counts})
 
     async def challenge(self, request: Request) -> Response:
-        """Audit a unit with a bond; the answer takes as long as running the unit again."""
+        """Audit a unit with a bond; the answer takes as long as running it again.  ``check``: only see if it may."""
         body = await _body(request)
         round_index, slot = body.get("round"), body.get("slot")
         if type(round_index) is not int or type(slot) is not int:
             raise UsageError(f"round {round_index!r} and slot {slot!r} must be whole numbers")
+        if body.get("check") is True:
+            self._node.roles.check_challenge(str(body.get("job")), round_index, slot)
+            return JSONResponse({"ok": True})
         note = await self._node.roles.challenge(str(body.get("job")), round_index, slot)
         return JSONResponse({"excess_ppb": note.excess_ppb, "distance_ppb": note.distance_ppb})
 

@@ -76,6 +76,10 @@ class NodeClient:
         """Return the local path of a blob, fetched from peers if need be."""
         return str(self.call("POST", "/fetch", {"root": root}, timeout_s=FETCH_S)["path"])
 
+    def check_challenge(self, job: str, round_index: int, slot: int) -> None:
+        """Ask whether the node could challenge a unit now; RemoteError says why not."""
+        self.call("POST", "/challenge", {"job": job, "round": round_index, "slot": slot, "check": True})
+
     def challenge(self, job: str, round_index: int, slot: int) -> dict[str, Any]:
         """Let the node audit a unit with a bond; return what it found, once its commit is final."""
         where = {"job": job, "round": round_index, "slot": slot}

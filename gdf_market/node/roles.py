@@ -305,21 +305,35 @@ class Roles:
 
         Raises RuleError for what the ledger would refuse, before anything is run again, and GdfError.
         """
-        context, key = self._context, ("audit_challenge", job, round_index, slot)
-        unit = self._files.unit(Action(*key, 0))
-        action = Action(*key, unit.release_ms)
-        ensure(key not in self._busy, LocalError("this challenge is under way"))
-        where: dict[str, Any] = {"job": job, "round": round_index, "slot": slot}
-        trial = context.seal(AuditCommit, **where, role="challenge", proof="", digest=job)
-        check_entry(context.state, trial, max(now_ms(), context.ledger.replica.time_ms + 1))
+        action = self.check_challenge(job, round_index, slot)
+        key = (action.kind, job, round_index, slot)
         self._busy.add(key)
         try:
             await self._audit(action, role="challenge", proof="")
         finally:
             self._busy.discard(key)
-        note = context.journal.audit(job, round_index, slot)
+        note = self._context.journal.audit(job, round_index, slot)
         assert note is not None, "it was saved before the commit"
         return note
+
+    def check_challenge(self, job: str, round_index: int, slot: int) -> Action:
+        """Return what a challenge of a unit is to do.
+
+        Raises RuleError, naming the unit, for what the ledger would refuse, and LocalError while it is under way.
+        """
+        context, key = self._context, ("audit_challenge", job, round_index, slot)
+        unit = self._files.unit(Action(*key, 0))
+        ensure(key not in self._busy, LocalError("this challenge is under way"))
+        where: dict[str, Any] = {"job": job, "round": round_index, "slot": slot}
+        trial = context.seal(AuditCommit, **where, role="challenge", proof="", digest=job)
+        try:
+            check_entry(context.state, trial, max(now_ms(), context.ledger.replica.time_ms + 1))
+        except RuleError as error:  # it names the entry of this trial, which nobody ever sees
+            cause = error.__cause__ or error
+            raise RuleError(
+                f"slot {slot} of round {round_index} of job {job[:12]} is not challenged: {cause}"
+            ) from None
+        return Action(*key, unit.release_ms)
 
     async def _reexecute(self, action: Action) -> AuditNote:
         context = self._context

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -173,8 +174,20 @@ class _TomlSource(PydanticBaseSettingsSource):
         for name in found:
             if name not in self.settings_cls.model_fields:
                 known = ", ".join(sorted(self.settings_cls.model_fields))
-                raise UsageError(f"{path}: there is no setting {name!r}; the settings are {known}")
+                where = f"{path}{_line_of(path, name)}"
+                raise UsageError(f"{where}: there is no setting {name!r}; the settings are {known}")
         return found
+
+
+def _line_of(path: Path, name: str) -> str:
+    """Return ", line N" where the file sets a setting first; "" if it does not."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = (number for number, line in enumerate(lines, 1) if line.split("=")[0].strip().strip("\"'") == name)
+    number = next(found, 0)
+    return f", line {number}" if number else ""
 
 
 def load_settings(config: Path, **flags: Any) -> Settings:
@@ -189,7 +202,10 @@ def load_settings(config: Path, **flags: Any) -> Settings:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         where = f"setting {name}={first['input']!r}" if name else "settings"
-        raise UsageError(f"{where}: {first['msg']}") from None
+        key = str(first["loc"][0]) if name else ""
+        elsewhere = flags.get(key) is not None or f"GDF_{key.upper()}" in os.environ  # these win over the file
+        line = "" if elsewhere else _line_of(config, key)
+        raise UsageError(f"{where}{f' ({config}{line})' if line else ''}: {first['msg']}") from None
     except SettingsError as error:
         raise UsageError(f"a setting in the environment is unusable: {error}") from None
     finally:

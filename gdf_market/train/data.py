@@ -174,8 +174,10 @@ def _check_range(column: Array, low: int, high: int, what: str) -> None:
     flat = column.reshape(-1)
     for start in range(0, len(flat), 1 << 24):
         part = flat[start : start + (1 << 24)]
-        for extreme in (int(part.min()), int(part.max())):
-            ensure(low <= extreme <= high, MalformedError(f"{what} {extreme} is outside {low} to {high}"))
+        for place in (int(part.argmin()), int(part.argmax())):
+            if not low <= int(part[place]) <= high:
+                row = (start + place) * len(column) // len(flat)
+                raise MalformedError(f"{what} {int(part[place])} is outside {low} to {high} (row {row})")
 
 
 def shard_range(manifest: DataManifest, shard: int, shards: int) -> tuple[int, int]:

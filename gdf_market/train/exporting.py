@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +38,8 @@ def check_forward(wrapped: nn.Module, samples: Sequence[torch.Tensor]) -> None:
         shapes = ", ".join(f"{dtype_name(sample)}{list(sample.shape)}" for sample in samples)
         raise UsageError(
             f"The model's forward does not take a batch ({shapes}){place_of_error(error, wrapped)}: {summary(error)}. "
-            "Check the data's shapes and largest values against the model's, and whether Job needs a loss=."
+            f"{_fields_with(error, samples)}Check the data's shapes and largest values against the model's, and "
+            "whether Job needs a loss=."
         ) from error
     finally:
         with torch.no_grad():
@@ -52,6 +54,20 @@ def check_forward(wrapped: nn.Module, samples: Sequence[torch.Tensor]) -> None:
         ),
     )
     _check_loss(result)
+
+
+def _fields_with(error: Exception, samples: Sequence[torch.Tensor]) -> str:
+    """Return which integer fields hold a value that an error of torch names, such as a label beyond the classes.
+
+    The greatest value of each field of the data is in its sample.
+    """
+    named = {int(number) for number in re.findall(r"(?<![\w.])-?\d{1,15}(?![\w.])", str(error).rstrip("."))}
+    found = [
+        f"field {number} of the data holds values up to {int(sample.max())}"
+        for number, sample in enumerate(samples)
+        if not sample.is_floating_point() and sample.numel() and named & set(sample.reshape(-1).tolist())
+    ]
+    return f"{' and '.join(found).capitalize()} (fields count from 0). " if found else ""
 
 
 def _check_loss(result: Any) -> None:

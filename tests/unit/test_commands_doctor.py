@@ -60,6 +60,7 @@ def test_a_new_network_is_well(tmp_path: Path) -> None:
         "folder",
         "disk",
         "clock",
+        "settings",
         "key",
         "ledger",
         "node",
@@ -156,3 +157,21 @@ def test_a_calibration_of_another_torch_is_named(tmp_path: Path) -> None:
     assert "torch 1.0" in line["actual"]
     assert "--calibrate" in line["fix"]
     assert "cpu-fp32" in shown["classes"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("units = 2\nlisten_port = = 3\n", ("line 2",)),
+        ("units = 2\nunitz = 3\n", ("line 2", "unitz")),
+        ("\n\nunits = 99\n", ("line 3", "units=99")),
+    ],
+)
+def test_a_bad_setting_is_a_problem_that_names_its_line(tmp_path: Path, text: str, words: tuple[str, ...]) -> None:
+    (tmp_path / "config.toml").write_text(text, encoding="utf-8")
+    found = only("settings", tmp_path)
+    assert not found.ok
+    assert all(word in found.actual for word in (*words, "config.toml")), found.actual
+    assert found.fix
+    (tmp_path / "config.toml").write_text("units = 2\n", encoding="utf-8")
+    assert only("settings", tmp_path).ok

@@ -152,13 +152,28 @@ def test_a_job_is_named_by_a_prefix_of_one(run: Run, prefix: str, word: str) -> 
     assert word in err
 
 
+def test_a_balance_that_is_not_known_yet_is_no_zero(
+    run: Run, example: Example, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataDir(tmp_path)
+    data.genesis_file.write_bytes(encode(example.build.genesis))
+    with contextlib.closing(LedgerStore(data.ledger)) as store:
+        store.create(example.build.genesis)
+    monkeypatch.setenv("GDF_DATA_DIR", str(tmp_path))
+    stranger = key_of("stranger").account
+    assert answer(run, "wallet", "show", "--account", stranger)["balance"] is None
+    assert "not known yet" in run("wallet", "show", "--account", stranger)[1]
+    founder = answer(run, "wallet", "show", "--account", example.build.owner.account)
+    assert founder["balance"] > 0  # by the genesis
+
+
 def test_wallet_as_json(run: Run, example: Example) -> None:
     worker = example.build.workers[0].account
     value = answer(run, "wallet", "show", "--account", worker)
     with contextlib.closing(LedgerStore(example.path, read_only=True)) as store:
         state = store.state()
         assert value["balance"] == state.account(worker).balance
-    assert set(value) == {"account", "balance", "stake", "bonds", "held"}
+    assert set(value) == {"account", "height", "balance", "stake", "bonds", "held"}
     code, _, err = run("wallet", "show", "--account", "nobody")
     assert code == 2
     assert "nobody" in err

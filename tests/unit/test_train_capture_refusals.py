@@ -11,6 +11,7 @@ from torch import nn
 
 from gdf_market.errors import UsageError
 from gdf_market.train.capture import capture_module
+from gdf_market.train.exporting import check_forward
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.export warns about its own code
 
@@ -175,3 +176,14 @@ def test_memory_that_is_filled_at_once_is_a_full_tensor() -> None:
 
     program = capture_module(Filled(), BATCH)
     assert "aten.full.default" in {node.op for node in program.graph.train.nodes}
+
+
+def test_a_label_beyond_the_classes_names_its_field() -> None:
+    class Classifier(nn.Module):
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return F.cross_entropy(x, y)
+
+    samples = (torch.zeros(4, 3), torch.tensor([0, 3, 1, 2]))
+    with pytest.raises(UsageError, match=r"Field 1 of the data holds values up to 3 \(fields count from 0\)"):
+        check_forward(Classifier(), samples)
+    check_forward(Classifier(), (samples[0], samples[1] % 3))

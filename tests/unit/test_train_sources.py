@@ -435,7 +435,7 @@ def test_files_whose_values_are_outside_their_field(tmp_path: Path) -> None:
     path.write_bytes(good)
     assert load_content(path, manifest).columns[1].dtype == np.uint8
     for place, byte, message in (
-        (80, 20, "field 1: 20 is outside 0 to 19"),
+        (80, 20, "field 1: 20 is outside 0 to 19 \\(row "),
         (100, 2, "no booleans"),
         (3, 255, "finite"),
     ):
