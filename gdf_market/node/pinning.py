@@ -36,6 +36,7 @@ COLLECT_EVERY_S = 300.0
 RESCAN_MS = 600_000  # all records are searched for jobs that ended
 UNUSED_S = 86_400.0  # what no job needs goes after a day without use
 DAY_MS = 86_400_000
+BEHIND_MS = 600_000  # a ledger whose last block is older is not the present one
 MAX_CONTENTS = 4_096
 MAX_RETIRED = 65_536
 
@@ -110,10 +111,22 @@ class Pinner:
         if self._pins is not None:
             self._adopted |= self._pins.jobs
 
+    def is_behind(self) -> bool:
+        """Say whether the ledger here is an old one, which knows neither new jobs nor what has ended."""
+        return now_ms() > self._context.ledger.replica.time_ms + BEHIND_MS
+
     async def turn(self) -> None:
-        """Bring the list up to date with the ledger.  Raises StorageError."""
+        """Bring the list up to date with the ledger; the list of before holds while that is behind.
+
+        Raises StorageError.
+        """
         if self._pins is None:
             await self.load()
+        if not self.is_behind():
+            await self._update()
+        self.usage = await trio.to_thread.run_sync(self._room.usage)
+
+    async def _update(self) -> None:
         state = self._context.state
         await self._note_ended(state)
         jobs = self.jobs()
@@ -126,7 +139,6 @@ class Pinner:
             await trio.to_thread.run_sync(self._room.set_pins, pins)
             self._retire(pins)
             self._pins = pins
-        self.usage = await trio.to_thread.run_sync(self._room.usage)
 
     async def _note_ended(self, state: State) -> None:
         under_way = set(state.active().jobs)

@@ -57,6 +57,8 @@ class Repairer:
 
     async def turn(self) -> None:
         """Look for every blob whose time has come.  Raises StorageError."""
+        if self._pinner.is_behind():
+            return
         state, wanted = self._context.state, set()
         for job in self._pinner.jobs():
             caretakers = get_caretakers(state, job)

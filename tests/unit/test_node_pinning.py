@@ -12,8 +12,9 @@ from trio.testing import MockClock
 
 from contracts.records import Job
 from gdf_market.messages import JobPost
+from gdf_market.node import pinning
 from gdf_market.node.pin_rules import LOOK_BACK, get_caretakers, get_checkpoints, get_evidence, is_part_of, rank
-from gdf_market.node.pinning import DAY_MS, Pinner
+from gdf_market.node.pinning import BEHIND_MS, DAY_MS, Pinner
 from gdf_market.node.roles import Roles
 from tests.contracts_world import WORKERS, World, cast_all, key_of, make_world, play_to, play_to_end, post, start
 from tests.node_kit import Kit, live, make_kit, turn
@@ -137,6 +138,22 @@ async def test_what_a_node_keeps_is_known_after_a_restart(world: World, kit: Kit
     assert "" in world.job(job.id).slots
     _, ended = await pins_of(Pinner(kit.context))
     assert job.spec.program in ended
+
+
+async def test_while_the_ledger_is_behind_the_list_of_before_holds(
+    world: World, kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(kit)
+    before = await pins_of(Pinner(kit.context))
+    monkeypatch.setattr(pinning, "now_ms", lambda: world.time_ms + BEHIND_MS + 1)
+    fresh = make_world()  # knows no job: it is fetched anew
+    kit.ledger.world = fresh
+    restarted = Pinner(kit.context)
+    assert await pins_of(restarted) == before
+    assert restarted.usage is not None
+    assert restarted.usage.active > 0
+    monkeypatch.setattr(pinning, "now_ms", lambda: fresh.time_ms)
+    assert await pins_of(restarted) == (frozenset(), set())
 
 
 async def test_own_orders_are_kept_before_they_are_jobs(
