@@ -33,7 +33,7 @@ from contracts.parameters import (
     OPENED_STEPS,
     verdict,
 )
-from contracts.records import Audit, Auditor, Round, Target, Unit
+from contracts.records import Audit, Auditor, Network, Round, Target, Unit
 from contracts.settle import get_pending_audits, is_pending, process_audit_closed, process_worker_silent
 from contracts.state import Draft, View, audit_key_of, auditor_key, present, require, round_key, unit_key_of
 from gdf_market import identity, vrf
@@ -43,6 +43,7 @@ from gdf_market.messages import (
     AuditClasses,
     AuditCommit,
     AuditOpen,
+    JobPost,
     Outcome,
     SketchOpen,
     audit_alpha,
@@ -93,10 +94,14 @@ def process_audit_commit(draft: Draft, body: AuditCommit) -> None:
 
 
 def compute_challenge_bond(view: View, unit: Unit) -> int:
-    """Return what a challenger of a unit locks: no less than the fees of the committee that it may call for nothing."""
-    network, spec = view.network(), present(view.job(unit.job)).spec
-    price = present(view.round(unit.job, unit.round)).price
-    return max(network.audit_bond, network.committee * min(spec.audit_fee, price))
+    """Return what a challenger of a unit locks."""
+    round_ = present(view.round(unit.job, unit.round))
+    return challenge_bond(view.network(), present(view.job(unit.job)).spec, round_)
+
+
+def challenge_bond(network: Network, spec: JobPost, round_: Round) -> int:
+    """Return the micro-credits a challenge locks: at least the fees of the committee that it may call for nothing."""
+    return max(network.audit_bond, network.committee * min(spec.audit_fee, round_.price))
 
 
 def count_tickets(view: View, unit: Unit) -> int:

@@ -14,7 +14,7 @@ import structlog
 import trio
 
 from contracts.draws import is_convicted
-from contracts.parameters import verdict
+from contracts.parameters import MIN_AUDIT_MS, verdict
 from contracts.records import Bid as BidRecord
 from contracts.records import Job
 from gdf_market.book import match
@@ -35,7 +35,6 @@ RETRY_MS = 5_000  # pause after a failure
 SLOW_RETRY_MS = 60_000  # ... after a probe that took too long, or that this machine cannot run; doubled each time
 MAX_RETRY_MS = 3_600_000
 COMPARE_MS = 10_000  # a job waits so long for others to be measured, and at most half its bidding window
-MIN_AUDIT_MS = 10_000  # several blocks: an owner that gives less gets the bonds of those that cannot answer in time
 MAX_KNOWN = 1_024
 MAX_BIDDING = 32  # jobs under consideration at once
 MAX_PREFETCHING = 8  # orders being fetched at once: anybody with credits can announce orders

@@ -155,16 +155,28 @@ def schedule(recipe: Recipe) -> str:
 
 
 def deterrence(job: Job) -> str:
-    """Return what the job's audit rate deters: a caught cheat loses held pay r and bond b, so p x (r + b)."""
+    """Return what the job's audit rate deters (docs/verification.md, What an audit deters).
+
+    With r the pay and b the bond, a unit that cheats loses p d (r + b) on average; what it saves is below r.
+    """
     spec = job.spec
     price = job.clearing_price or spec.reserve_price
     lost = price + spec.unit_bond
     expected = lost * spec.audit_floor_ppm // PPM
-    covers = "more than the whole price of a unit" if expected >= price else f"{percent(expected * PPM // price)} of it"
+    rate = percent(spec.audit_floor_ppm)
     return (
-        f"Every unit is audited by lottery at least {percent(spec.audit_floor_ppm)} times on average. A convicted "
-        f"worker loses the pay of {credits_text(price)} and the bond of {credits_text(spec.unit_bond)} credits, so "
-        f"skipping work costs {percent(spec.audit_floor_ppm)} × {credits_text(lost)} = {credits_text(expected)} "
-        f"credits on average by the lottery alone: {covers}. New workers and the most suspicious unit of each round "
-        "are audited more."
+        f"The lottery audits every unit with a chance of at least {rate}. A convicted worker loses the pay of "
+        f"{credits_text(price)} and the bond of {credits_text(spec.unit_bond)} credits. If d is how often an audit of "
+        f"a cheat ends in its conviction, cheating costs {rate} × d × {credits_text(lost)} = d × "
+        f"{credits_text(expected)} credits a unit on average by the lottery alone, and saves the work, which costs "
+        f"less than the pay. {_covers(expected, price)} New workers and the most suspicious unit of each round are "
+        "audited more."
     )
+
+
+def _covers(expected: int, price: int) -> str:
+    """Return from which d on cheating loses whatever the work costs: d x ``expected`` > ``price``."""
+    if expected <= price:
+        share = percent(expected * PPM // max(1, price))
+        return f"If every audit of one convicts, that is {share} of the pay: cheating loses where it saves less."
+    return f"Whatever the work costs, cheating loses where d is above {percent(price * PPM // expected)}."

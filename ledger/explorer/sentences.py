@@ -252,6 +252,7 @@ _STATUS = {
     "verdict": "{who} has its verdict",
     "dispute": "The dispute about the unit",
     "convicted": "{who} is convicted",
+    "barred": "{who} judges nothing in this job any more",
     "job": "The job changes its status",
     "auditor": "{who} declares what it can audit",
     "validator": "Validator {who}",

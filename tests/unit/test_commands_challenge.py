@@ -61,7 +61,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
             main()
         except SystemExit as error:
             code = int(error.code or 0)
-        return code, capsys.readouterr().err
+        return code, "".join(capsys.readouterr())
 
     return command
 
@@ -89,3 +89,4 @@ def test_what_may_be_challenged_is_run_again(job: str, run: Any) -> None:
     code, err = run(client, job[:10], "0", "1")
     assert (code, client.asked) == (0, ["check", "challenge"])
     assert "running the unit again" in err
+    assert "5 credits are locked until it ends, and lost if the accusation is wrong" in err.replace("\n", " ")
