@@ -164,14 +164,14 @@ class BulkHost:
         self._tell({"op": "limits", "upload_bytes_per_s": up, "download_bytes_per_s": down})
 
     async def use_relays(
-        self, candidates: Sequence[tuple[str, Sequence[str]]], *, relay: bool = True
+        self, candidates: Sequence[tuple[str, Sequence[str]]], *, relay: bool = True, seen: Sequence[str] = ()
     ) -> tuple[str, ...]:
         """Be reached through some of these bulk hosts (peer, transport addresses) from now on; ``relay``: be one.
 
-        Returns the multiaddrs that work already.
+        ``seen`` are the IP addresses at which peers see this node.  Returns the multiaddrs that work already.
         """
         wanted = [[peer, list(addresses)] for peer, addresses in candidates]
-        return tuple(await self._call("relays", candidates=wanted, relay=relay))
+        return tuple(await self._call("relays", candidates=wanted, relay=relay, seen=list(seen)))
 
     async def stats(self) -> dict[str, Any]:
         """Return the process's counters, the bytes it sent and received, and what it measured of its sources."""

@@ -24,7 +24,7 @@ async def keep_reachable(control: ControlHost, bulk: BulkHost, *, relay: bool) -
         circuits: tuple[str, ...] = ()
         try:
             serves = relay and control.reach.bulk.inbound != "no"
-            circuits = await bulk.use_relays(control.bulk_relays(), relay=serves)
+            circuits = await bulk.use_relays(control.bulk_relays(), relay=serves, seen=control.reach.observed)
         except GdfError as error:  # the process is starting anew; it is told again
             log.info("bulk host has no relays now", error=str(error))
         found = (bulk.peer, (*circuits, *bulk.addresses))

@@ -136,6 +136,9 @@ class ControlHost:
         control, bulk = self.reach.control, self.reach.bulk
         return {
             "outbound": len(self.dialled),
+            "over_relays": sum(
+                not (self._has(peer, initiator=True) or self._has(peer, initiator=False)) for peer in self._links.up
+            ),
             "inbound": control.inbound,
             "reached": control.reached,
             "asked": control.asked,
@@ -237,6 +240,7 @@ class ControlHost:
         self._relayed.want(self._relay_candidates)
         self._relayed.changed = self._discovery.retell = lambda: self._links.news.set()
         self.reach = Reach(host, self._network, lambda: self._links.up, self._reach_targets, self._relayed.look)
+        self._relayed.seen = lambda: self.reach.observed
         DialBack(host, self._network, lambda peer: peer in self._links.up, self._links.blame)
 
     def _reach_targets(self) -> tuple[Target, ...]:

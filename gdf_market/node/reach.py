@@ -9,6 +9,7 @@ Rules kept here:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from gdf_market.node.p2p import Blame, Host
 
 log = structlog.get_logger("gdf.reach")
+jitter = random.SystemRandom().random
 
 PROTOCOL = "/gdf/reach/1"
 REQUEST, ANSWER = 0, 1
@@ -42,9 +44,12 @@ ANSWER_S = 20.0
 AT_ONCE = 4  # requests served at once
 PER_PEER_PER_S, PER_PEER_BURST = 1 / 60, 4.0
 IN_ALL_PER_S, IN_ALL_BURST = 1.0, 16.0
-ASKED = 5  # peers asked for one verdict
+ASKED = 5  # peers asked for one verdict at most, of which the last ones only if others gave no answer
 ENOUGH = 3  # votes after which it is not asked again soon
-SETTLE_S = 3.0  # after the first link, more are on their way
+SETTLE_S, SPREAD_S = (
+    2.0,
+    4.0,
+)  # after the first link, more are on their way; nodes that start together do not ask at once
 AGAIN_S, SOON_S = 600.0, 20.0
 
 Inbound = Literal["yes", "no", "unknown"]
@@ -205,7 +210,7 @@ class Reach:
         while True:
             self._news = trio.Event()
             if self._hosts():
-                await trio.sleep(SETTLE_S)
+                await trio.sleep(SETTLE_S + jitter() * SPREAD_S)
                 targets = self._targets()
                 await self._ask_all(targets)
                 with trio.move_on_after(AGAIN_S):
@@ -234,16 +239,20 @@ class Reach:
 
     async def _ask_all(self, targets: tuple[Target, ...]) -> None:
         hosts = self._hosts()
+        chosen = choose(hosts)
         fresh: dict[str, Answer] = {}
+
+        async def ask(peer: str) -> None:
+            answer = await self._ask(peer, targets)
+            if answer is not None and answer.reached:
+                fresh[peer] = answer
+
         async with trio.open_nursery() as nursery:
-
-            async def ask(peer: str) -> None:
-                answer = await self._ask(peer, targets)
-                if answer is not None and answer.reached:
-                    fresh[peer] = answer
-
-            for peer in choose(hosts):
+            for peer in chosen[:ENOUGH]:
                 nursery.start_soon(ask, peer)
+        for peer in chosen[ENOUGH:]:
+            if len(fresh) < ENOUGH:
+                await ask(peer)
         self._answers = fresh or {peer: one for peer, one in self._answers.items() if peer in hosts}
         own = own_hosts()
         before = (self.control, self.bulk)

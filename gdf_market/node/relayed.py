@@ -32,6 +32,7 @@ from gdf_market.node.circuit import (
     until_ended,
     write_message,
 )
+from gdf_market.node.punch import Puncher
 from gdf_market.node.relay import RESERVATION_S, SETUP_S
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ class Relayed:
         self._look = trio.Event()
         self._inbound = 0
         self.changed: Callable[[], None] = lambda: None
+        self.seen: Callable[[], Sequence[str]] = lambda: ()  # IP addresses at which peers see this host
+        self._puncher = Puncher(host, lambda: self.seen(), blame)
         host.handle(STOP, self._accept, blame)
         host.on_connection(lambda peer: None, self._disconnected)
 
@@ -189,7 +192,10 @@ class Relayed:
             raw = connection(circuit, address, initiator=False)
             with trio.fail_after(2 * limits.HANDSHAKE_S):
                 await self._host.swarm.upgrade_inbound_raw_conn(raw, Multiaddr(address))
-            await circuit.closed.wait()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._puncher.punch, peer)
+                await circuit.closed.wait()
+                nursery.cancel_scope.cancel()
         except Exception as error:  # the other end's log-in, whatever the library calls it; the relay is not to blame
             self._host.counters.add("circuit", relay=relay, error=repr(error))
         finally:

@@ -35,6 +35,7 @@ async def test_six_hosts_that_know_one_become_a_full_mesh_and_a_dead_bootstrap_p
 
 async def test_peers_tell_a_node_that_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "SETTLE_S", 0.1)
+    monkeypatch.setattr(reach, "SPREAD_S", 0.0)
     monkeypatch.setattr(reach, "SOON_S", 0.1)
     async with node(1) as a, node(2, [a]) as b, node(3, [a]) as c, node(4, [a]) as d:
         await until(lambda: all(len(one.control.peers) == 3 for one in (a, b, c, d)))

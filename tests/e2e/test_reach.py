@@ -38,12 +38,12 @@ def net() -> Iterator[Internet]:
         yield made
 
 
-def found(founder: Machine, *others: Machine, lost: Machine) -> None:
+def found(founder: Machine, *others: Machine, lost: Machine | None = None) -> None:
     """Make a network; all know where its founder is, but the one that is ``lost``."""
     founder.account = founder.run("init", "--new-network", "town", "--test-network")["account"]
     where = f"/ip4/{founder.host.address}/tcp/4001/p2p/{founder.account}"
     genesis = founder.data.genesis()
-    for one in (*others, lost):
+    for one in filter(None, (*others, lost)):
         invite = make_invite(genesis, [] if one is lost else [where])
         one.account = one.run("init", "--join", invite)["account"]
 
@@ -61,6 +61,34 @@ def fetch(machine: Machine, root: str) -> Path:
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 0, done.stderr
     return Path(json.loads(done.stdout)["path"])
+
+
+def test_holes_are_punched_through_routers_that_keep_ports(net: Internet, tmp_path: Path) -> None:
+    net.router("left")
+    net.router("right")
+    paula = Machine(net.host("paula"), tmp_path)
+    ann, ben = (
+        Machine(net.host(name, router=router), tmp_path) for name, router in (("ann", "left"), ("ben", "right"))
+    )
+    everybody = [paula, ann, ben]
+    found(paula, ann, ben)
+    net.path("ann", "ben", delay_ms=20)
+
+    def direct(one: Machine, other: Machine) -> bool:
+        shown = reach(one)
+        return bool(shown) and other.account in shown["peers"] and shown["over_relays"] == 0
+
+    try:
+        for one in everybody:
+            one.start("node", "run", "--listen", "0.0.0.0:4001", "--log-level", "debug")
+        wait_until(
+            "ann and ben have a direct link",
+            lambda: direct(ann, ben) and direct(ben, ann),
+            timeout_s=WAIT_S,
+            members=everybody,
+        )
+    finally:
+        stop_all(everybody)
 
 
 def test_who_is_behind_a_router_is_reached_through_a_public_member(net: Internet, tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 from libp2p.relay.circuit_v2.pb import circuit_pb2 as pb
+from libp2p.relay.circuit_v2.pb import dcutr_pb2 as dcutr
+from multiaddr import Multiaddr
 
 from gdf_market.commands.reach_checks import in_short, judge
 from gdf_market.errors import MalformedError, OversizedError, UsageError
@@ -28,6 +30,7 @@ from gdf_market.node.counters import Counters
 from gdf_market.node.discovery import MAX_PER_GROUP, PUT_OFF_S, Discovery
 from gdf_market.node.frames import StreamEndedError
 from gdf_market.node.lan import HEARD_BURST, MAX_HEARD, Lan, read_txt, service_type, txt
+from gdf_market.node.punch import MAX_SEEN, targets
 from gdf_market.node.reach import ENOUGH, Answer, Verdict, choose, count
 from gdf_market.node.relay import RESERVATION_S, Reservations
 from gdf_market.node.settings import Settings
@@ -367,3 +370,30 @@ def test_doctor_never_relies_on_one_peer() -> None:
 def test_doctor_misses_peers_only_where_some_are_known() -> None:
     assert not judge(shown(), 0, expects_peers=True)[0].ok
     assert judge(shown(), 0, expects_peers=False)[0].ok
+
+
+# Holes
+
+
+def named(*addresses: str) -> Any:
+    raw = [Multiaddr(one).to_bytes() for one in addresses]
+    return dcutr.HolePunch(type=dcutr.HolePunch.CONNECT, ObsAddrs=raw)
+
+
+def test_where_a_peer_is_seen_is_checked_and_bounded() -> None:
+    many = [f"/ip4/203.0.113.{number}/tcp/4001" for number in range(1, 9)]
+    assert targets(PEER, named(*many)) == many[:MAX_SEEN]
+    assert targets(PEER, named("/ip4/127.0.0.1/tcp/1", "/ip4/203.0.113.1/udp/1")) == []
+    assert targets(PEER, named(f"{DIRECT}/p2p-circuit", "/dns4/victim.example.org/tcp/80")) == []
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        dcutr.HolePunch(type=dcutr.HolePunch.SYNC),
+        dcutr.HolePunch(type=dcutr.HolePunch.CONNECT, ObsAddrs=[b"\xff\xff"]),
+    ],
+)
+def test_other_messages_punch_nothing(message: Any) -> None:
+    with pytest.raises(MalformedError):
+        targets(PEER, message)
