@@ -80,7 +80,7 @@ def test_holes_are_punched_through_routers_that_keep_ports(net: Internet, tmp_pa
 
     try:
         for one in everybody:
-            one.start("node", "run", "--listen", "0.0.0.0:4001", "--log-level", "debug")
+            one.start("node", "run", "--listen", "0.0.0.0:4001")
         wait_until(
             "ann and ben have a direct link",
             lambda: direct(ann, ben) and direct(ben, ann),
