@@ -28,6 +28,15 @@ test-interop: $(VENV)/.dev
 	cd tests/interop && npm ci --no-audit --no-fund
 	GDF_INTEROP=1 $(BIN)/python -m pytest tests/interop -m interop -q
 
+# The explorer in a real Chromium: every page in every look, proofs in the browser, screenshots in artifacts/explorer.
+# Where npm is installed it fetches axe-core, which looks for barriers.
+.PHONY: test-explorer
+test-explorer: $(VENV)/.dev
+	@if command -v npm >/dev/null 2>&1; then cd tests/e2e/axe && npm ci --no-audit --no-fund; \
+	  else echo "npm is not installed; the pages are not shown to axe" >&2; fi
+	GDF_EXPLORER=1 GDF_AXE=$$(command -v npm 2>/dev/null) $(BIN)/python -m pytest -m e2e -q \
+	  tests/e2e/test_explorer_browser.py tests/e2e/test_explorer_verify.py
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -99,6 +108,11 @@ bench: $(VENV)/.dev
 ENTRIES ?= 100000
 bench-ledger: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.ledger --entries $(ENTRIES) $(ARGS)
+
+# Every kind of page of the explorer over a ledger of 100,000 entries, beside bare reads of the same rows
+.PHONY: bench-explorer
+bench-explorer: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.explorer --entries $(ENTRIES) $(ARGS)
 
 # Training: codec, capture, speed of a unit, division of rounds, loss at equal tokens.  FAST=1 takes minutes, all of it hours
 .PHONY: bench-train

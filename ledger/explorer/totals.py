@@ -5,7 +5,7 @@ One pass over the records that hold credits, kept until the head moves.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -110,7 +110,7 @@ def _each(reader: Reader, kind_name: str, kind: type[S]) -> Iterator[S]:
 def compute_totals(reader: Reader, height: int) -> Totals:
     """Return the sums over the state after ``height``.  Raises StorageError on a damaged record."""
     pools: Counter[str] = Counter()
-    locked: dict[str, Locked] = {}
+    locked: defaultdict[str, Locked] = defaultdict(Locked)
     jobs: Counter[str] = Counter()
     units: Counter[str] = Counter()
     judged = audited = 0
@@ -123,14 +123,14 @@ def compute_totals(reader: Reader, height: int) -> Totals:
         jobs[job.status] += 1
     for bid in _each(reader, "bid", _Bid):
         pools["Bid.bond"] += bid.bond
-        locked.setdefault(bid.worker, Locked()).bid_bonds += bid.bond
+        locked[bid.worker].bid_bonds += bid.bond
     for unit in _each(reader, "unit", _Unit):
         pools["Unit.held_pay"] += unit.held_pay
         pools["Unit.held_merit"] += unit.held_merit
         units[unit.status] += 1
         judged += unit.release_ms > 0
         audited += unit.release_ms > 0 and bool(unit.auditors)
-        own = locked.setdefault(unit.worker, Locked())
+        own = locked[unit.worker]
         own.held += unit.held_pay + unit.held_merit
         own.paid += unit.paid
         own.units[unit.status] += 1
@@ -139,7 +139,7 @@ def compute_totals(reader: Reader, height: int) -> Totals:
             own.paid_by_job[unit.job] += unit.paid
     for audit in _each(reader, "audit", _Audit):
         pools["Audit.bond"] += audit.bond
-        locked.setdefault(audit.auditor, Locked()).audit_bonds += audit.bond
+        locked[audit.auditor].audit_bonds += audit.bond
     network = reader.record("network", Network)
     return Totals(
         height=height,
@@ -150,5 +150,5 @@ def compute_totals(reader: Reader, height: int) -> Totals:
         units=dict(units),
         judged=judged,
         audited=audited,
-        locked=locked,
+        locked=dict(locked),
     )

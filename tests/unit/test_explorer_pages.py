@@ -6,22 +6,31 @@ import contextlib
 import csv
 import io
 import itertools
+import re
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contracts.parameters import MAX_PANEL
+from contracts.records import Genesis, Staking
 from gdf_market.units import CREDIT
+from ledger import proof
+from ledger.block import Certificate, Header
 from ledger.explorer import anomalies, plots, tables
+from ledger.explorer import app as app_module
 from ledger.explorer.app import create_app
 from ledger.explorer.checks import Check
 from ledger.explorer.distribution import MAX_POINTS, detection, gini, lorenz, units_until
 from ledger.explorer.queries import open_ledger
+from ledger.limits import MAX_VALIDATORS
+from ledger.links import MAX_CLOSING, Link
 from tests.explorer_ledger import HOSTILE, START_MS, Example, build_example
 
 AMOUNTS = st.lists(st.integers(0, 10**12), min_size=1, max_size=60)
@@ -225,3 +234,39 @@ def test_the_search_for_circles_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_search_that_is_cut_short_says_so(example: Example, monkeypatch: pytest.MonkeyPatch, bound: str) -> None:
     monkeypatch.setattr(anomalies, bound, 1)
     assert not search(example.path).complete
+
+
+# ---- the script that checks proofs knows the forms of records
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [("GENESIS", Genesis), ("CERTIFICATE", Certificate), ("LINK", Link), ("HEADER", Header), ("staking", Staking)],
+)
+def test_the_browsers_forms_are_those_of_the_program(name: str, record: type[msgspec.Struct]) -> None:
+    script = (Path(app_module.__file__).parent / "static" / "proof.js").read_text(encoding="utf-8")
+    pattern = r"staking: record\(\{(.*?)\}\)" if name == "staking" else rf"const {name} = (?:record\()?\{{\n(.*?)\n\}}"
+    found = re.search(pattern, script, re.DOTALL)
+    assert found is not None
+    text = re.sub(r"\(\{.*?\}\)", "", found[1])  # records within
+    text = re.sub(r"/(?:[^/\\]|\\.)+/", "", text)
+    named = set(re.findall(r"(\w+)(?=\s*[:,]|\s*$)", re.sub(r":[^,]*(?:\([^)]*\))*", ":", text)))
+    fields = {*record.__struct_fields__, *([record.__struct_config__.tag_field] if record is Certificate else [])}
+    assert fields <= named, fields - named
+
+
+def test_the_browsers_limits_are_those_of_the_program() -> None:
+    script = (Path(app_module.__file__).parent / "static" / "proof.js").read_text(encoding="utf-8")
+    limits = dict(re.findall(r"(\w+): ([\d_]+)", re.search(r"const MAX = \{(.*?)\}", script)[1]))
+    assert {name: int(value) for name, value in limits.items()} == {
+        "links": proof.MAX_LINKS,
+        "closing": MAX_CLOSING,
+        "descendants": proof.MAX_DESCENDANTS,
+        "headers": proof.MAX_HEADERS,
+        "path": proof.MAX_PATH,
+        "validators": MAX_VALIDATORS,
+    }
+    assert f"value <= {MAX_PANEL}" in script
+    assert [proof.EntryProof, proof.HeadProof] == [
+        kind for kind in (proof.EntryProof, proof.HeadProof) if f'"{kind.__struct_config__.tag}"' in script
+    ]

@@ -2,7 +2,7 @@
 import { Refused, canonical, digest, encode, ensure, fromHex, join, publicKey, sha256, toHex, verifySignature } from "./canonical.js";
 
 const MAX_BYTES = 16 << 20;
-const MAX = { links: 10_000, closing: 256, descendants: 256, headers: 2_048, path: 9, validators: 100, message: 65_536, entry: 32_768 };
+const MAX = { links: 10_000, closing: 256, descendants: 256, headers: 2_048, path: 9, validators: 100 };
 
 // ---- forms
 
