@@ -181,7 +181,7 @@ class Soak:
         self.report.kills += 1
 
     def _come(self) -> None:
-        self._market.join(NEWCOMER)
+        self._market.start(NEWCOMER)
         self._here.add(NEWCOMER)
         self.report.joins += 1
 

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from contracts.records import Job
+from contracts.records import Allocation, Genesis, Job, Staking
+from gdf_market import keystore
 from gdf_market.demo.processes import Member, stop_all, wait_until
 from gdf_market.errors import GdfError
 from gdf_market.identity import Identity
 from gdf_market.node.client import NodeClient
+from gdf_market.units import CREDIT
 from ledger.reading import record_of, records_of
 from ledger.store import LedgerStore
 
 WAIT_S = 600.0  # for what takes seconds on an idle machine
 ANSWER_S = 20.0  # of a status
-WORKER_GRANT = 500  # credits; the owner has the rest
+WORKER_GRANT, OWNER_GRANT = 500, 1_000_000  # credits
 FUNDED_GRANT = 5  # credits of each attacker that has some
 ENDED = ("done", "cancelled", "expired")
-FOUNDING = ("--test-network", "--block-ms", "300", "--heartbeat-ms", "1500", "--epoch-blocks", "100000")
+BOND = 100 * CREDIT  # of each validator
 
 JOB = """
 from pydoc_data.topics import topics
@@ -63,6 +67,15 @@ def funded_seeds(count: int = 3) -> tuple[str, ...]:
     return tuple(bytes([200 + index] * 32).hex() for index in range(count))
 
 
+def free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
 class Market:
     """Nodes on loopback: ``validators`` agree on blocks, ``workers`` work; the owner, olga, runs none but to post."""
 
@@ -72,7 +85,7 @@ class Market:
         names = dict.fromkeys([*self.validators, *sorted(self.workers), *self.later])
         self.members = {name: Member(name, root) for name in names}
         self.owner = Member("olga", root)
-        self.invite = ""
+        self._ports = dict(zip(names, free_ports(len(names)), strict=True))
         self._jobs = 0
 
     def __getitem__(self, name: str) -> Member:
@@ -85,37 +98,51 @@ class Market:
     def found(self) -> None:
         """Make everybody's key and the network, and start all nodes but those that come later."""
         everybody = [*self.members.values(), self.owner]
-        for pair in (everybody[at : at + 2] for at in range(0, len(everybody), 2)):  # two cores
-            calls = [(member, member.spawn("init")) for member in pair]
-            for member, call in calls:
-                member.account = str(call.answer()["account"])
-        options: list[str] = []
-        for name in self.validators:
-            options += ["--validator", self[name].account]
-        for member in self.members.values():
-            options += ["--grant", f"{member.account}={WORKER_GRANT}"]
-        for seed in funded_seeds():
-            options += ["--grant", f"{Identity(bytes.fromhex(seed)).account}={FUNDED_GRANT}"]
-        self.invite = str(self.owner.run("init", "--new-network", "hostile", *FOUNDING, *options)["invite"])
-        first, *others = (name for name in self.members if name not in self.later)
-        self.join(first)
-        self.until("the first node answers", lambda: self[first].status() is not None)
-        self.invite = str(self[first].run("node", "invite")["invite"])
-        for name in others:
-            self.join(name)
-        self.owner.run("init", "--join", self.invite)
+        for member in everybody:
+            member.data.root.mkdir(parents=True)
+            member.account = keystore.create(member.data.key, None).account
+        genesis = self._genesis()
+        bootstrap = ", ".join(
+            f'"/ip4/127.0.0.1/tcp/{self._ports[name]}/p2p/{self[name].account}"' for name in self.validators
+        )
+        for member in everybody:
+            member.data.save_genesis(genesis)
+            member.data.config.write_text(f"bootstrap = [{bootstrap}]\n", encoding="utf-8")
+        for name in self.members:
+            if name not in self.later:
+                self.start(name)
         self.until("all are one network", self._connected)
 
-    def join(self, name: str) -> None:
-        """Let a member with a key join and start."""
-        self[name].run("init", "--join", self.invite)
-        self.start(name)
+    def _genesis(self) -> Genesis:
+        funded = [Identity(bytes.fromhex(seed)).account for seed in funded_seeds()]
+        balances = {account: FUNDED_GRANT * CREDIT for account in funded}
+        balances |= {member.account: WORKER_GRANT * CREDIT for member in self.members.values()}
+        balances[self.owner.account] = OWNER_GRANT * CREDIT
+        validators = tuple(sorted(self[name].account for name in self.validators))
+        return Genesis(
+            name="hostile",
+            test_network=True,
+            time_ms=time.time_ns() // 1_000_000,
+            allocations=tuple(
+                Allocation(account=account, balance=balances[account], stake=BOND if account in validators else 0)
+                for account in sorted(balances)
+            ),
+            validators=validators,
+            block_ms=300,
+            heartbeat_ms=1_500,
+            audit_bond=CREDIT // 10,
+            max_void_rounds=5,
+            staking=Staking(epoch_blocks=100_000, bond=BOND, floor=len(validators)),
+            entry_fee=1_000,
+        )
 
     def start(self, name: str) -> None:
+        """Start a member's node, on the port that is its own."""
+        listen = ("--listen", f"127.0.0.1:{self._ports[name]}")
         if name in self.workers:
-            self[name].start("work", "--threads", "1", "--min-price", "0.5")
+            self[name].start("work", "--threads", "1", "--min-price", "0.5", *listen)
         else:
-            self[name].start("node", "run")
+            self[name].start("node", "run", *listen)
 
     def _connected(self) -> bool:
         statuses = [member.status() for member in self.running]
