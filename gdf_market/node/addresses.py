@@ -171,6 +171,11 @@ def _interfaces(family: str) -> list[str]:
     return sorted(found, key=lambda host: (ipaddress.ip_address(host).is_loopback, host))  # loopback is the last resort
 
 
+def port_of(address: str) -> str:
+    """Return the port in a multiaddr (a relay's, if it leads through one)."""
+    return address.split("/")[4]
+
+
 def own_hosts() -> frozenset[str]:
     """Return the IP addresses of this machine's interfaces."""
     entries = [entry for each in psutil.net_if_addrs().values() for entry in each]

@@ -18,7 +18,7 @@ from gdf_market.codec import encode, sha256
 from gdf_market.errors import PeerError
 from gdf_market.identity import Identity
 from gdf_market.node import limits
-from gdf_market.node.addresses import check_transports, is_circuit
+from gdf_market.node.addresses import check_transports, is_circuit, port_of
 from gdf_market.node.collapse import collapsing
 from gdf_market.node.discovery import Discovery
 from gdf_market.node.frames import DATA, HELLO, VERSION, BulkAddress, Hello, frame, sign_voucher
@@ -244,11 +244,12 @@ class ControlHost:
         DialBack(host, self._network, lambda peer: peer in self._links.up, self._links.blame)
 
     def _reach_targets(self) -> tuple[Target, ...]:
-        control = Target(peer=self.account, port=self._host.port)
+        """Return what peers should dial: the ports that others are told of, announced ones first."""
+        control = Target(peer=self.account, port=int(port_of(self._host.direct[0])))
         if self._bulk is None:
             return (control,)
         direct = [one for one in check_transports(*self._bulk) if not is_circuit(one)]
-        return (control, *(Target(peer=self._bulk[0], port=int(one.split("/")[4])) for one in direct[:1]))
+        return (control, *(Target(peer=self._bulk[0], port=int(port_of(one))) for one in direct[:1]))
 
     def _may_reserve(self, peer: str) -> bool:
         """A relay that cannot be dialled itself is of no use to anybody."""

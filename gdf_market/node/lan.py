@@ -20,7 +20,7 @@ from zeroconf import IPVersion, ServiceBrowser, ServiceInfo, ServiceStateChange,
 from gdf_market.codec import digest
 from gdf_market.errors import MalformedError
 from gdf_market.node import limits
-from gdf_market.node.addresses import host_of, is_circuit, is_loopback, split_peer
+from gdf_market.node.addresses import host_of, is_circuit, is_loopback, port_of, split_peer
 from gdf_market.node.counters import Counters
 
 log = structlog.get_logger("gdf.lan")
@@ -115,7 +115,7 @@ class Lan:
 
     def _service(self, properties: dict[str, str]) -> ServiceInfo:
         name = f"{self._own[-16:].lower()}-{digest('gdf/lan', self._own.encode()).hex()[:8]}"
-        port = int(host_port(properties["dnsaddr"]))
+        port = int(port_of(properties["dnsaddr"]))
         hosts = [host_of(one) for one in properties.values() if one.startswith("/ip4/")]
         return ServiceInfo(
             self._type,
@@ -146,8 +146,3 @@ class Lan:
         told = read_txt(properties)
         if told is not None and told[0] != self._own:
             self._found(*told)
-
-
-def host_port(address: str) -> str:
-    """Return the port in a multiaddr."""
-    return address.split("/")[4]

@@ -48,6 +48,20 @@ async def test_peers_tell_a_node_that_it_is_reached(monkeypatch: pytest.MonkeyPa
         assert b.control.reachability()["outbound"] >= 1
 
 
+async def test_the_announced_port_is_the_one_that_peers_dial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "SETTLE_S", 0.1)
+    monkeypatch.setattr(reach, "SPREAD_S", 0.0)
+    async with node(1, announce=["/ip4/127.0.0.1/tcp/9"]) as a, node(2) as b:
+        assert a.address == f"/ip4/127.0.0.1/tcp/9/p2p/{a.account}"
+        a.control.add_peer(b.address)
+        await until(lambda: a.control.reachability()["asked"] == 1)
+        shown = a.control.reachability()
+        assert (shown["ports"], shown["inbound"], shown["reached"]) == ([9], "no", 0)
+        assert b.control.relaying == 0
+        await until(lambda: a.control.relays == (b.account,))
+        assert a.address.startswith(f"/ip4/127.0.0.1/tcp/{b.port}/p2p/{b.account}/p2p-circuit/")
+
+
 async def _ask(visitor: Stranger, targets: tuple[Target, ...]) -> Answer:
     stream = await visitor.stream(PROTOCOL)
     await write(stream, frame(REQUEST, encode(Request(network=NETWORK, targets=targets))))
