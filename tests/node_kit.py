@@ -115,6 +115,9 @@ class LocalBulk:
         check_root(root)
         return 1 if self.blobs.has(root) else 0
 
+    async def stats(self) -> dict[str, Any]:
+        return {"counters": {}}
+
 
 @dataclass
 class FakeTrainer:

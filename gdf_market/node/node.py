@@ -24,7 +24,7 @@ from gdf_market.blobs.disk import storing
 from gdf_market.blobs.room import sensible_quota
 from gdf_market.blobs.store import BlobStore
 from gdf_market.book.core import Order, OrderBook
-from gdf_market.errors import PeerError, RuleError, StorageError, UsageError, ensure
+from gdf_market.errors import GdfError, PeerError, RuleError, StorageError, UsageError, ensure
 from gdf_market.identity import Identity
 from gdf_market.messages import Entry, JobPost, Void
 from gdf_market.node import neighbours
@@ -307,6 +307,20 @@ class Node:
             await self._remember()
             await self._tend_own_orders()
 
+    def _take_up_orders(self, nursery: trio.Nursery) -> None:
+        """Go on with what the last run announced, and with taking back what it could not finish taking back."""
+        for own in self.own_orders:
+            if own.void is None:
+                self.on_order(own.order.raw, self.context.account)
+            else:
+                nursery.start_soon(self._finish_void, own.void)
+
+    async def _finish_void(self, void: Entry) -> None:
+        try:
+            await self.context.ledger.submit(void)
+        except GdfError as error:
+            self.note("orders", f"an order is not taken back yet: {error}")
+
     async def _tend_own_orders(self) -> None:
         """Gossip own orders, and voids, until they are over."""
         self.own_orders.forget(lambda entry: entry.body.expires_ms <= now_ms())
@@ -353,8 +367,7 @@ class Node:
         """Serve until ``stop`` or cancellation."""
         async with trio.open_nursery() as nursery:
             self.context.ledger.listeners.append(self.on_block)
-            for own in self.own_orders:
-                self.on_order(own.order.raw, self.context.account)
+            self._take_up_orders(nursery)
             await self._remember()
             self.context.journal.forget(self._ended_jobs())
             await nursery.start(self.context.ledger.run)

@@ -44,9 +44,14 @@ class Air:
     peers = frozenset({OTHER})
     addresses = ("/ip4/127.0.0.1/tcp/4001/p2p/x",)
     peer_addresses: tuple[str, ...] = ()
+    port = 4001
 
     def __init__(self) -> None:
         self.gossiped: list[bytes] = []
+        self.counters: dict[str, int] = {}
+
+    def reachability(self) -> dict[str, Any]:
+        return {}
 
     def publish_order(self, raw: bytes) -> bool:
         self.gossiped.append(raw)
@@ -363,9 +368,31 @@ async def test_a_void_that_is_not_final_yet_is_gossiped_and_can_be_asked_for_aga
     assert "taken back" in refused(await client.post("/orders", json=body), 400, 2)
     again = Node(node.data, node.settings, kit.context, node.control, node.book, worker=False, poison="")
     assert [(own.order.id, own.gossiped.raw) for own in again.own_orders] == [(order, sent[-1])]
+    again.book = OrderBook(kit.world.network)
+    kit.ledger.refuse_next = NotFinalError("later still")
+    async with trio.open_nursery() as nursery:
+        again._take_up_orders(nursery)
+    assert "later still" in again.notes["orders"]
+    assert len(again.book) == 0
     async with client_of(again) as restarted:
         assert (await restarted.post(f"/orders/{order}/void")).json()["height"] == kit.world.height
     assert kit.ledger.entries[-1].raw == sent[-1]
+
+
+async def test_a_node_that_starts_again_takes_back_what_it_could_not(
+    client: httpx.AsyncClient, kit: Kit, node: Node
+) -> None:
+    kept = (await client.post("/orders", json={"fields": order_fields(kit, title="kept")})).json()["order"]
+    order = (await client.post("/orders", json={"fields": order_fields(kit)})).json()["order"]
+    kit.ledger.refuse_next = NotFinalError("later")
+    await client.post(f"/orders/{order}/void")
+    again = Node(
+        node.data, node.settings, kit.context, node.control, OrderBook(kit.world.network), worker=False, poison=""
+    )
+    async with trio.open_nursery() as nursery:
+        again._take_up_orders(nursery)
+    assert [open_.id for open_ in again.book.orders()] == [kept]
+    assert [entry.body.nonce for entry in kit.ledger.entries] == [own.order.body.nonce for own in again.own_orders][1:]
 
 
 async def test_an_order_without_the_fee_for_its_void_stays(
@@ -477,7 +504,14 @@ async def test_the_rates_of_blobs_are_shown_and_set(kit: Kit, client: httpx.Asyn
     assert (await client.post("/limits", json={"up": 500_000})).json() == {"up": 500_000, "down": 0}
     assert (await client.post("/limits", json={"down": 64_000})).json() == {"up": 500_000, "down": 64_000}
     assert (kit.bulk.upload_bytes_per_s, kit.bulk.download_bytes_per_s) == (500_000, 64_000)
-    bad: list[dict[str, object]] = [{"up": 63_999}, {"down": -1}, {"up": "500k"}, {"up": True}, {"left": 0}, {"up": 2**53}]
+    bad: list[dict[str, object]] = [
+        {"up": 63_999},
+        {"down": -1},
+        {"up": "500k"},
+        {"up": True},
+        {"left": 0},
+        {"up": 2**53},
+    ]
     for wanted in bad:
         assert "64000" in refused(await client.post("/limits", json=wanted), 400, 2)
     assert (kit.bulk.upload_bytes_per_s, kit.bulk.download_bytes_per_s) == (500_000, 64_000)
