@@ -32,9 +32,11 @@ class _Arriving:
         self._stream, self._meter = stream, meter
         self.scope = trio.CancelScope()
         self.patience_s = self.ends_s = 0.0
+        self.count = 0
 
     async def read(self, count: int) -> bytes:
         data: bytes = await self._stream.read(count)
+        self.count += len(data)
         await self._meter.spend(len(data))
         self.scope.deadline = min(self.ends_s, trio.current_time() + self.patience_s)
         return data
@@ -53,6 +55,7 @@ class Channel:
         """Return the answer's payload; AbsentError, TooSlowError (nothing came for so long), or another PeerError."""
         request = BlobRequest(op=op, root=root, index=index, network=self._network)
         now, arriving = trio.current_time(), self._arriving
+        arriving.count = 0
         arriving.patience_s, arriving.ends_s = patience_s, now + max(patience_s, limits.ANSWER_S)
         with trio.CancelScope(deadline=now + patience_s) as arriving.scope:
             await write(self._stream, frame(REQUEST, encode(request)))
@@ -61,6 +64,11 @@ class Channel:
             ensure(status == FOUND, MalformedError(f"an answer of kind {status}"))
             return payload
         raise TooSlowError(f"no byte in {patience_s:.0f} s, or no answer in {limits.ANSWER_S:.0f} s")
+
+    @property
+    def arrived_bytes(self) -> int:
+        """What came of the last answer so far."""
+        return self._arriving.count
 
     async def close(self) -> None:
         """Reset the stream; a peer cannot delay this."""

@@ -198,8 +198,11 @@ class Download:
                 data = await channel.ask(
                     "chunk", self._partial.root, index, max_bytes=MAX_ANSWER_BYTES, patience_s=limits.CHUNK_S
                 )
-            except BaseException as error:
-                pace.failed(trio.current_time(), fault=isinstance(error, PeerError))
+            except PeerError:
+                pace.failed(trio.current_time())
+                raise
+            except BaseException:
+                pace.abandoned(channel.arrived_bytes, trio.current_time())
                 raise
             pace.arrived(len(data), trio.current_time())
             await trio.to_thread.run_sync(self._partial.write_chunk, index, data)

@@ -41,11 +41,16 @@ class Pace:
         self.flying -= 1
         self._sample(count, now)
 
-    def failed(self, now: float, *, fault: bool = True) -> None:
-        """A chunk will not come; without ``fault`` because nobody waits for it any more."""
+    def failed(self, now: float) -> None:
+        """A chunk will not come, by the source's fault."""
         self.flying -= 1
-        if fault:
-            self._sample(0, now)
+        self._sample(0, now)
+
+    def abandoned(self, count: int, now: float) -> None:
+        """Nobody waits for a chunk any more, of which ``count`` bytes came: a slow source is known by these, too."""
+        self.flying -= 1
+        if count:
+            self._sample(count, now)
 
     def unreachable(self, now: float, waited_s: float) -> None:
         """No stream could be opened."""
@@ -67,7 +72,8 @@ class Pace:
         if not self._bytes:
             return math.inf
         expected = CHUNK_BYTES * self._seconds / self._bytes
-        overdue = now - self._since - expected if self.flying else 0.0
+        # chunks that share the line all arrive at once, after the time of all of them
+        overdue = now - self._since - expected * self.flying if self.flying else 0.0
         return expected + max(0.0, overdue)
 
     def rate(self, now: float) -> int | None:

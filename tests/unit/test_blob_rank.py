@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gdf_market.blobs.manifest import CHUNK_BYTES
 from gdf_market.node import limits
+from gdf_market.node.blob_plan import Plan
 from gdf_market.node.blob_rank import STALE_S, Pace, lanes, order, spare
 
 
@@ -90,13 +93,20 @@ def test_idle_time_between_chunks_does_not_count() -> None:
 def test_a_chunk_that_nobody_waits_for_any_more_is_no_fault() -> None:
     pace = measured(1.0)
     pace.asked(100.0)
-    pace.failed(109.0, fault=False)
+    pace.abandoned(0, 109.0)
     assert pace.chunk_s(109.0) == 1.0
     pace.asked(109.0)
     pace.failed(129.0)
     slower = pace.chunk_s(129.0)
     assert slower is not None
     assert slower > 20
+
+
+def test_a_source_that_was_overtaken_is_known_by_what_it_had_sent() -> None:
+    pace = Pace()
+    pace.asked(100.0)
+    pace.abandoned(CHUNK_BYTES // 4, 103.0)
+    assert pace.chunk_s(103.0) == 12.0
 
 
 def test_more_is_under_way_the_faster_and_the_farther_a_source_is() -> None:
@@ -129,3 +139,72 @@ def test_somebody_always_takes_the_next_chunk(sources: list[tuple[float, int]], 
         paces.append(pace)
     left = [spare(mine, [other for other in paces if other is not mine], 100.0) for mine in paces]
     assert any(todo > count for count in left)
+
+
+@dataclass
+class Line:
+    """A source in a simulated download: its line is shared by what it sends at a moment."""
+
+    name: str
+    bytes_per_s: float
+    pace: Pace = field(default_factory=lambda: Pace(0.01))
+    sending: dict[int, float] = field(default_factory=dict)  # chunk -> bytes left
+
+
+def simulate(lines: list[Line], chunks: int, *, ranked: bool = True, now: float = 0.0) -> tuple[float, int]:
+    """Return the seconds of a download, and how many chunks were sent in all: plan and pace as in `blob_download`."""
+    plan, began, sent = Plan(range(chunks), now), now, 0
+    while not plan.complete:
+        for line in lines:
+            others = [other.pace for other in lines if other is not line]
+            while len(line.sending) < (lanes(line.pace, now) if ranked else limits.LANES):
+                chunk_s = line.pace.chunk_s(now)
+                takes_s = None if chunk_s is None else chunk_s * (line.pace.flying + 1)
+                choice = {"takes_s": takes_s, "spare": spare(line.pace, others, now)} if ranked else {}
+                index = plan.take(line.name, now, **choice)  # type: ignore[arg-type]
+                if index is None:
+                    break
+                line.pace.asked(now)
+                line.sending[index] = float(CHUNK_BYTES)
+                sent += 1
+        busy = [line for line in lines if line.sending]
+        step = min([0.05, *(min(line.sending.values()) * len(line.sending) / line.bytes_per_s for line in busy)])
+        now += step
+        for line in busy:
+            share = line.bytes_per_s * step / len(line.sending)
+            for index in list(line.sending):
+                line.sending[index] -= share
+                if line.sending[index] <= 0.5:
+                    del line.sending[index]
+                    line.pace.arrived(CHUNK_BYTES, now)
+                    plan.done(index, now)
+    for line in lines:
+        for left in line.sending.values():
+            line.pace.abandoned(CHUNK_BYTES - round(left), now)
+        line.sending.clear()
+    return now - began, sent
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_several_equal_lines_are_nearly_as_fast_as_their_sum(count: int) -> None:
+    one, _ = simulate([Line("a", 1e6)], 24)
+    many, sent = simulate([Line(str(number), 1e6) for number in range(count)], 24)
+    assert one / many > 0.95 * count
+    assert sent == 24, "nothing is sent twice"
+
+
+def test_slow_lines_beside_a_fast_one_cost_nothing_once_they_are_measured() -> None:
+    def lines() -> list[Line]:
+        return [Line("a", 125e3), Line("b", 125e3), Line("fast", 4e6), Line("c", 125e3)]
+
+    alone, _ = simulate([Line("fast", 4e6)], 18)
+    plain, plain_sent = simulate(lines(), 18, ranked=False)
+    mine = lines()
+    first, first_sent = simulate(mine, 18)
+    again, again_sent = simulate(mine, 18, now=100.0)
+    assert again <= 1.02 * alone, "not one chunk is waited for that a slow line has"
+    assert again_sent == 18
+    assert first < 1.25 * alone, "nor much longer while they are tried"
+    assert first_sent <= 18 + 3, "a chunk each"
+    assert plain > 1.1 * alone
+    assert plain_sent > first_sent
