@@ -471,7 +471,6 @@ async def open_node(
             ) as bulk,
             _trainer(settings) as trainer,
         ):
-
             bulk.limit_upload(settings.limit_up)
             bulk.limit_download(settings.limit_down)
 
