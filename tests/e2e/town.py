@@ -17,7 +17,7 @@ from ledger.store import LedgerStore
 from tests.e2e.netns import Internet, Machine
 
 ENDED = ("done", "cancelled", "expired")
-WAIT_S = 240.0  # of what takes seconds on an idle machine
+WAIT_S = 600.0  # of what takes seconds on an idle machine
 WORKER_GRANT = 500  # credits; the owner founds the network and has the rest
 PORT = 4_001
 
@@ -31,6 +31,7 @@ class Town:
         names = dict.fromkeys([*self.validators, *self.workers, "olga"])
         self.members = {name: Machine(net.host(name), root) for name in names}
         self.invite = ""
+        self.fortune = 0  # olga's first balance
 
     def __getitem__(self, name: str) -> Machine:
         return self.members[name]
@@ -56,6 +57,7 @@ class Town:
         founding = ("--test-network", "--block-ms", "300", "--heartbeat-ms", "1500")
         self["olga"].run("init", "--new-network", "town", *founding, *options)
         genesis = self["olga"].data.genesis()
+        self.fortune = next(one.balance for one in genesis.allocations if one.account == self["olga"].account)
         for member in self.members.values():
             known = [self._address(one) for one in self(self.validators[:2]) if one is not member]
             member.data.save_genesis(genesis)
@@ -87,10 +89,6 @@ class Town:
         with self.store(name) as store:
             head = store.head()
         return head.height if head else 0
-
-    def peers(self, name: str) -> int:
-        status = self[name].status()
-        return len(status["peers"]) if status is not None else 0
 
     @contextmanager
     def store(self, name: str) -> Iterator[LedgerStore]:
