@@ -108,13 +108,14 @@ async def trouble(world: World) -> str:
 async def rates(world: World) -> str:
     """Set rates in both directions, and what passed."""
     rows: list[Row] = []
-    for rate in RATES:
-        async with world.sources([rate]) as sources:
-            up = await world.fetch(sources)
-        async with world.sources([0, 0]) as sources:
+    async with world.sources([0, 0]) as sources:
+        for rate in RATES:
+            sources[0].limit(rate)
+            up = await world.fetch(sources[:1])
+            sources[0].limit(0)
             down = await world.fetch(sources, down=rate)
-        reached = [f"{_mega(one.bytes_per_s)} ({100 * one.bytes_per_s / rate:.0f}%)" for one in (up, down)]
-        rows.append((_mega(rate), *reached))
+            reached = [f"{_mega(one.bytes_per_s)} ({100 * one.bytes_per_s / rate:.0f}%)" for one in (up, down)]
+            rows.append((_mega(rate), *reached))
     return "## Set rates, MB/s\n" + table(("asked", "sending, one source", "taking, two sources"), rows)
 
 
@@ -137,8 +138,8 @@ async def unlimited(world: World) -> str:
     return f"## Without limits\n{world.size / 1e6:.1f} MB.\n\n" + table(("what", "figure"), rows)
 
 
-async def measure(only: str) -> list[str]:
-    """Run the benchmarks (one of them, if it is named); return their sections."""
+async def measure(only: str) -> None:
+    """Run the benchmarks and write their results, or print one of them, if it is named."""
     sections: list[str] = []
     with tempfile.TemporaryDirectory(prefix="gdf-bench-") as name:
         folder = Path(name)
@@ -150,7 +151,8 @@ async def measure(only: str) -> list[str]:
                 place.mkdir()
                 sections.append(await run(World(place, chunks)))
                 print(sections[-1] + "\n", flush=True)
-    return sections
+                if not only:
+                    write(sections)
 
 
 def main() -> None:
@@ -161,16 +163,19 @@ def main() -> None:
         "--only", default="", help="several, ordered, trouble, rates or unlimited; prints, writes nothing"
     )
     only = parser.parse_args().only
-    sections = trio.run(measure, only)
-    if not only:
-        load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
-        head = (
-            "# Blobs over the network\n`make bench-net`: bulk hosts in processes on loopback; a line is a source's "
-            f"limit on what it sends; chunks of {CHUNK_BYTES >> 20} MiB. "
-            f"{os.cpu_count()} cores, load {load} at the end. "
-            "Compare ratios: seconds depend on what else the machine does.\n"
-        )
-        RESULTS.write_text(head + "\n" + "\n\n".join(sections) + "\n", encoding="utf-8")
+    trio.run(measure, only)
+
+
+def write(sections: Sequence[str]) -> None:
+    """Write what was measured so far."""
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
+    head = (
+        "# Blobs over the network\n`make bench-net`: bulk hosts in processes on loopback; a line is a source's "
+        f"limit on what it sends; chunks of {CHUNK_BYTES >> 20} MiB. "
+        f"{os.cpu_count()} cores, load {load} at the end. "
+        "Compare ratios: seconds depend on what else the machine does.\n"
+    )
+    RESULTS.write_text(head + "\n" + "\n\n".join(sections) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,11 +29,12 @@ Midway = Callable[[], Awaitable[None]]
 
 @dataclass
 class Source:
-    """A running source; ``stop`` ends it for good."""
+    """A running source; ``stop`` ends it for good, ``limit`` sets the bytes a second that it sends."""
 
     name: str
     address: BulkAddress
     stop: Callable[[], None]
+    limit: Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -74,10 +75,15 @@ class World:
     async def sources(self, rates: Sequence[int]) -> AsyncIterator[list[Source]]:
         """Run one source for each rate of upload (bytes a second, 0: as fast as it goes)."""
         async with trio.open_nursery() as nursery:
-            made: list[Source] = []
-            for number, rate in enumerate(rates):
-                made.append(await nursery.start(self._serve, f"source {number}", rate))
-            yield made
+            made: dict[int, Source] = {}
+
+            async def start(number: int, rate: int) -> None:
+                made[number] = await nursery.start(self._serve, f"source {number}", rate)
+
+            async with trio.open_nursery() as starting:
+                for number, rate in enumerate(rates):
+                    starting.start_soon(start, number, rate)
+            yield [made[number] for number in range(len(rates))]
             nursery.cancel_scope.cancel()
 
     async def _serve(
@@ -87,7 +93,8 @@ class World:
         with trio.CancelScope() as scope:
             async with BulkHost(Identity(os.urandom(32)), NETWORK, folder) as bulk:
                 bulk.limit_upload(rate)
-                task_status.started(Source(name, BulkAddress(bulk.peer, bulk.addresses, FOREVER_MS), scope.cancel))
+                address = BulkAddress(bulk.peer, bulk.addresses, FOREVER_MS)
+                task_status.started(Source(name, address, scope.cancel, bulk.limit_upload))
                 await trio.sleep_forever()
 
     @contextlib.asynccontextmanager
@@ -107,7 +114,8 @@ class World:
             host.handle(PROTOCOL, handle, lambda peer, error: None)
 
         async with open_host(None, ("127.0.0.1", 0), prepare=prepare) as host:
-            yield Source("corrupting", BulkAddress(host.account, host.addresses, FOREVER_MS), lambda: None)
+            address = BulkAddress(host.account, host.addresses, FOREVER_MS)
+            yield Source("corrupting", address, stop=lambda: None, limit=lambda rate: None)
 
     async def fetch(
         self,
