@@ -132,6 +132,7 @@ class _Job:
         self._last_conviction = -1
         self._doubts: Counter[str] = Counter()
         self._barred: set[str] = set()
+        self._judging = False  # on a panel
         self.story = Story()
 
     def play(self) -> Story:
@@ -154,10 +155,8 @@ class _Job:
 
     def _round(self, index: int, checkpoint: bytes, history: Sequence[Floats]) -> bytes:
         claims = self._claims(index, history)
-        updates = {slot: claim.data for slot, claim in enumerate(claims)}
-        shards = {slot: claim.shard for slot, claim in enumerate(claims)}
         try:
-            found = compute_outcome(checkpoint, updates, shards, self._world.recipe, self._world.size)
+            found = self._outcome(checkpoint, claims)
         except (NoUpdatesError, DivergedError):
             return checkpoint  # the round is void
         rejected = {each.slot for each in found.rejected}
@@ -170,6 +169,11 @@ class _Job:
             for worker in self._held.pop(0):
                 self._consecutive[worker] += 1
         return found.checkpoint
+
+    def _outcome(self, checkpoint: bytes, claims: Sequence[_Claim]) -> OutcomeResult:
+        updates = {slot: claim.data for slot, claim in enumerate(claims)}
+        shards = {slot: claim.shard for slot, claim in enumerate(claims)}
+        return compute_outcome(checkpoint, updates, shards, self._world.recipe, self._world.size)
 
     # what is handed in
 
@@ -319,9 +323,9 @@ class _Job:
                 return ""
             asked |= set(committee)
             self.story.members += len(committee)
-            lies = self.story.lies
+            lies, self._judging = self.story.lies, True
             said = [self._opinion(index, slot, claim, member, known) for member in committee]
-            self.story.lies = lies  # a lie of a member is no accusation
+            self.story.lies, self._judging = lies, False  # a lie of a member is no accusation
             decision = compute_decision(said, len(committee))
             if decision:
                 return decision

@@ -369,8 +369,9 @@ def _variants(runs: _Runs) -> str:
 _VARIANT_WORDS = (
     "Cheats convicted, mean round / backdoor success or honest workers convicted where that is the attack / honest "
     "accusers that lost their bond / extra compute (with arbiters that run one step).  "
-    "*No alert*, *outliers* and committees of other sizes than "
-    f"{ARBITERS} are not the rules; they show what would change.  Alert: in the k-th round after a "
+    "*No alert*, *no bars*, *outliers* and committees of other sizes than "
+    f"{ARBITERS} are not the rules; they show what would change.  Bars: whoever accused somebody wrongly judges "
+    "nothing in the job any more.  Alert: in the k-th round after a "
     "conviction no unit's audit chance is below 1 / k.  Outliers: units whose cosine with the sum of the others is "
     "below half the median of those are targets, too (at most four a round, as now)."
 )
@@ -412,7 +413,7 @@ def _panels() -> str:
     return "\n".join(lines)
 
 
-_PANELS = (3, 5, 7, 11, 15)
+_PANELS = (3, 5, 7, 11, 15, 17)
 _PANEL_WORDS = (
     "More than half of the panel (arbiters or committee) are the accuser's friends; 20 workers and 4 validators, "
     f"by size of the panel.  A committee usually has {COMMITTEE_SIZE} members, and a bisection {ARBITERS} arbiters, "

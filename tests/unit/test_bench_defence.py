@@ -14,6 +14,7 @@ from benchmarks.defence import (
     attacks,
     baselines,
     images,
+    liars,
     market,
     outside,
     peers_worker,
@@ -240,6 +241,33 @@ def test_a_false_accusation_before_an_honest_committee_costs_the_accuser_its_bon
     assert story.lies_punished > 0
     assert story.honest_convicted == 0  # one liar is no majority of three
     assert story.cheats == 0
+
+
+def test_a_liar_accuses_once_and_then_judges_nobody(small: world.World) -> None:
+    """One of six lies in every round where nobody is barred, and in one round where it is."""
+    lying = adversary.BY_NAME["lying auditor"]
+    free, barred = (
+        market.play(small, lying, 1, dataclasses.replace(tasks.NEW, bars=bars), 6, workers=6) for bars in (False, True)
+    )
+    assert (free.barred, barred.barred, barred.honest_barred) == (0, 1, 0)
+    assert free.lies > barred.lies > 0
+    assert free.honest_convicted == barred.honest_convicted == 0
+
+
+@pytest.mark.parametrize("lie", ["fail", "grey"])
+def test_draws_alone_tell_how_many_are_convicted(lie: str) -> None:
+    free, few, many = (
+        [
+            liars.Liars(seed, lie, dataclasses.replace(tasks.NEW, bars=bars, committee=panel)).play()
+            for seed in range(20)
+        ]
+        for bars, panel in ((False, 3), (True, 3), (True, 17))
+    )
+    convicted = [sum(story.honest_convicted for story in stories) for stories in (free, few, many)]
+    assert convicted[0] > convicted[1] > convicted[2] == 0
+    # nine liars; one that only doubts may do so twice, and whoever is barred goes on in the disputes of that round
+    assert max(story.barred for story in many) <= 9
+    assert all(story.honest_barred == 0 for story in many)
 
 
 def test_intermittent_cheats_are_honest_in_between() -> None:
