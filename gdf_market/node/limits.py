@@ -98,7 +98,7 @@ ENDGAME_S = 3.0  # a chunk awaited longer is asked from another source too
 NO_PROGRESS_S = 60.0
 MIN_RATE_BYTES_PER_S = 64_000  # least rate that can be set: a chunk would not arrive in time below
 SHARE_BYTES_PER_S = 64_000  # a transfer that shares a set rate with others gets at least this
-RATE_BURST_S = 0.1  # so much of a set rate may be saved up
+RATE_BURST_S = 0.5  # so much of a set rate may be saved up: a busy machine wakes late
 SOURCE_BAN_S = 600.0
 
 
