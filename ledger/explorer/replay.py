@@ -23,7 +23,7 @@ from gdf_market.errors import GdfError
 from ledger.effects import SaveBlocks
 from ledger.explorer.anomalies import Anomalies, find
 from ledger.explorer.differences import differences
-from ledger.explorer.queries import open_ledger
+from ledger.explorer.files import open_ledger
 from ledger.export import export, verify
 from ledger.store import LedgerStore
 

@@ -13,7 +13,7 @@ import pytest
 
 from gdf_market import messages
 from gdf_market.units import CREDIT
-from ledger.explorer.app import PAGES
+from ledger.explorer.pages import PAGES
 from tests.browser_kit import (
     AUDIT,
     DEMANDED,
@@ -266,7 +266,7 @@ def test_a_replay_is_watched_to_its_end(browser: OpenPage, growing: tuple[Maker,
     page = browser(1280, "light")
     page.goto(f"{address}/audit")
     page.get_by_role("button", name="Replay now").click()
-    page.get_by_text("All records add up to").wait_for()
+    page.get_by_role("heading", name="Conservation").wait_for()
     assert f"{maker.store.head().height} blocks with" in page.inner_text("main")
     assert page.troubles == []
 

@@ -20,7 +20,7 @@ from contracts.records import Job
 from gdf_market.codec import decode, encode
 from gdf_market.errors import StorageError, UsageError
 from gdf_market.units import CREDIT
-from ledger.explorer import queries
+from ledger.explorer import files, queries
 from ledger.explorer.app import create_app
 from tests.explorer_ledger import HOSTILE, START_MS, Example, build_example, hash_of
 
@@ -399,7 +399,7 @@ async def test_nothing_can_be_written(site: httpx.AsyncClient, example: Example)
         answer = await site.request(method, "/jobs")
         assert answer.status_code == 405
         assert "only reads" in answer.text
-    ledger = queries.open_ledger(example.path)
+    ledger = files.open_ledger(example.path)
     with pytest.raises(StorageError, match="cannot be read"), ledger.read() as reader:
         reader._session.connection().exec_driver_sql("DELETE FROM block")
 

@@ -28,7 +28,7 @@ from ledger.explorer import app as app_module
 from ledger.explorer.app import create_app
 from ledger.explorer.checks import Check
 from ledger.explorer.distribution import MAX_POINTS, detection, gini, lorenz, units_until
-from ledger.explorer.queries import open_ledger
+from ledger.explorer.files import open_ledger
 from ledger.limits import MAX_VALIDATORS
 from ledger.links import MAX_CLOSING, Link
 from tests.explorer_ledger import HOSTILE, START_MS, Example, build_example
