@@ -12,10 +12,10 @@ demo: $(VENV)/.installed
 
 test: fast e2e
 
-# Files of tests in parallel, one thread each: two processes that both use all cores would be slower than one
+# Tests in parallel, one thread each: two processes that both use all cores would be slower than one
 fast: export OMP_NUM_THREADS = 1
 fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not e2e and not interop" -q -n logical --dist loadfile
+	$(BIN)/python -m pytest -m "not e2e and not interop" -q -n logical --dist worksteal
 
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m e2e -q
