@@ -131,8 +131,8 @@ def main() -> int:
         market.until("the first rounds are done", lambda: market.rounds_finished() >= 2)
         blob = market.job(job).spec.data
         print(HEAD, flush=True)
-        for name in options.only or ATTACKS:
-            result = measure(market, name, options.seconds, options.seed, blob)
+        for number, name in enumerate(options.only or ATTACKS):  # each from an address of its own
+            result = measure(market, name, options.seconds, options.seed + number, blob)
             print(result.row(), flush=True)
             failures += [f"{name}: {failure}" for failure in result.failures()]
             if not result.alive:
