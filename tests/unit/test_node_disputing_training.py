@@ -107,4 +107,8 @@ async def test_a_real_cheat_is_convicted_by_its_first_false_step(
     assert dispute is not None
     assert dispute.status == "convicted", (poison, dispute)
     assert world.unit(job, 0, 0).paid == 0
-    assert dispute.committee == (), (poison, [event.reason for event in world.events if event.kind == "dispute"])
+    reasons = [event.reason for event in world.events if event.kind == "dispute"]
+    crowded = (
+        "committee: there are fewer arbiters than accusers" in reasons
+    )  # another one drew a ticket and accused, too
+    assert crowded or dispute.committee == (), (poison, reasons)
