@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gdf_market.errors import MalformedError, OversizedError, PeerError, ensure
+from gdf_market.errors import FloodError, MalformedError, OversizedError, PeerError, ensure
 from ledger import limits
 from ledger.block import FINAL, Block, Certificate, Header, open_block, open_header, verify_certificate
 from ledger.effects import Tip
@@ -19,6 +19,7 @@ from ledger.wire import SyncBlock
 
 PATIENCE_MS = 200  # one block behind is usually a vote under way
 SERVES_PER_SECOND = 20
+FLOOD_TIMES = 2  # whoever asks for more than that many times as much a second asks for no answer
 
 
 @dataclass
@@ -34,10 +35,14 @@ class Peer:
     served: int = 0  # in that second, in eighths of an answer to a sync request
 
     def may_serve(self, now_ms: int, weight: int = 8) -> bool:
-        """Count one answer to a request; False beyond the rate."""
+        """Count one answer to a request; False beyond the rate, FloodError far beyond it."""
         if self.serve_second != now_ms // 1_000:
             self.serve_second, self.served = now_ms // 1_000, 0
         self.served += weight
+        ensure(
+            self.served <= FLOOD_TIMES * 8 * SERVES_PER_SECOND,
+            FloodError(f"more than {FLOOD_TIMES * SERVES_PER_SECOND} requests for blocks in a second, or as much"),
+        )
         return self.served <= 8 * SERVES_PER_SECOND
 
     def may_help(self, now_ms: int) -> bool:

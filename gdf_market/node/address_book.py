@@ -94,6 +94,11 @@ class AddressBook:
         known = self._known.get(account)
         return tuple(dict.fromkeys([*known.lan, *known.addresses])) if known else ()
 
+    def is_hearsay(self, account: str) -> bool:
+        """Say whether only others told of the peer: it never answered, and nobody here asked for it."""
+        known = self._known.get(account)
+        return known is None or not (known.reached or known.bootstrap)
+
     def is_bootstrap(self, account: str) -> bool:
         """Say whether somebody at this node named the peer, or an invite did."""
         known = self._known.get(account)

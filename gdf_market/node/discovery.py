@@ -34,6 +34,7 @@ class Discovery:
         self.retell: Callable[[], None] = lambda: None  # called when a linked peer has other addresses than it had
         self._changed = trio.Event()
         self._dialing = 0
+        self._tried: dict[str, limits.Bucket] = {}  # dials on hearsay, by IP address or name
         for address in bootstrap:
             self.add_bootstrap(address)
 
@@ -109,9 +110,23 @@ class Discovery:
             if network and groups[network] >= MAX_PER_GROUP and not self.book.is_bootstrap(account):
                 self.book.put_off(account, now + PUT_OFF_S)
                 continue
+            if self.book.is_hearsay(account) and not self._may_try(host_of(self.book.addresses(account)[0]), now):
+                self.book.put_off(account, now + PUT_OFF_S)
+                continue
             groups[network] += 1
             chosen.append(account)
         return chosen
+
+    def _may_try(self, host: str, now: float) -> bool:
+        """Count a dial for which there is only hearsay: no crowd of made-up names may send this node to one machine."""
+        times = limits.LOOPBACK_TIMES if is_loopback(host) else 1
+        bucket = self._tried.pop(host, None) or limits.Bucket(
+            limits.HEARSAY_PER_S * times, limits.HEARSAY_BURST * times
+        )
+        self._tried[host] = bucket
+        if len(self._tried) > limits.MAX_KNOWN_PEERS:
+            del self._tried[next(iter(self._tried))]
+        return bucket.take(1, now)
 
     async def _dial(self, host: Host, account: str) -> None:
         self._dialing += 1

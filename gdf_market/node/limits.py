@@ -64,6 +64,7 @@ MAX_KNOWN_PEERS = 1_024
 MAX_BANNED = 1_024
 BAN_S = 60.0
 OTHER_NETWORK_S = 600.0
+HEARSAY_PER_S, HEARSAY_BURST = 1 / 10, 8.0  # dials of one IP address for peers that only others told of
 REDIAL_FIRST_S, REDIAL_MAX_S = 0.5, 60.0
 
 # Gossip

@@ -38,7 +38,7 @@ from ledger.effects import (
     Timer,
 )
 from ledger.replica import DivergedError, Replica
-from ledger.sync import SERVES_PER_SECOND
+from ledger.sync import FLOOD_TIMES, SERVES_PER_SECOND
 from tests.simulator import (
     START_MS,
     TRANSFERS,
@@ -395,6 +395,16 @@ def test_serving_history_is_limited_per_second() -> None:
     assert effects == [Serve(PEER, 1)] * SERVES_PER_SECOND
     assert give(replica, request, now_ms=NOW + 1_000) == [Serve(PEER, 1)]
     assert give(replica, encode(wire.SyncRequest(height=2)), now_ms=NOW + 2_000) == []
+
+
+def test_far_more_requests_than_are_answered_are_a_flood() -> None:
+    replica = finalized_replica()
+    request = encode(wire.SyncRequest(height=1))
+    most = FLOOD_TIMES * SERVES_PER_SECOND
+    assert blamed(give(replica, *[request] * most)) == []
+    assert [error.reason for error in blamed(give(replica, request))] == ["flood"]
+    pages = [encode(wire.LinksRequest(epoch=0))] * (8 * most + 1)
+    assert [error.reason for error in blamed(give(replica, *pages, now_ms=NOW + 1_000))] == ["flood"]
 
 
 def status(**changes: object) -> wire.Status:

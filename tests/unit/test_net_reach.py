@@ -177,6 +177,19 @@ def test_one_network_of_addresses_gets_few_of_the_links_a_node_dials() -> None:
     assert len(discovery.choose(PUT_OFF_S, [], Counter({"8.8.8.0/24": MAX_PER_GROUP}), 4)) == 4
 
 
+def test_hearsay_sends_this_node_to_no_machine_again_and_again() -> None:
+    discovery = Discovery(OWN, [])
+    for number in range(200):
+        discovery.book.learn(f"made up {number}", [f"/ip4/192.168.1.9/tcp/{number + 1}"])
+    discovery.book.learn("real", ["/ip4/192.168.1.9/tcp/999"])
+    discovery.book.linked("real")
+    chosen = discovery.choose(0.0, [], Counter(), 500)
+    assert len(chosen) == limits.HEARSAY_BURST + 1
+    assert "real" in chosen, "who answered once is dialled wherever it is"
+    discovery.book.learn("elsewhere", ["/ip4/192.168.1.10/tcp/1"])
+    assert "elsewhere" in discovery.choose(0.0, [], Counter(), 500)
+
+
 # Votes
 
 
