@@ -83,7 +83,7 @@ def height(member: Member) -> int:
 def test_the_bulk_process_of_a_killed_node_ends_without_a_word(tmp_path: Path) -> None:
     start = {
         "id": 1, "op": "start", "store": str(tmp_path), "network": "ab" * 32, "seed": "11" * 32,
-        "host": "127.0.0.1", "port": 0, "announce": [],
+        "host": "127.0.0.1", "port": 0, "announce": [], "quota_bytes": 0, "ranked": True,
     }  # fmt: skip
     for said in (b"", json.dumps(start).encode() + b"\n"):
         reading, writing = os.pipe()
