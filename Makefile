@@ -18,7 +18,12 @@ fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not e2e and not interop" -q -n logical --dist worksteal
 
 e2e: $(VENV)/.dev
-	$(BIN)/python -m pytest -m e2e -q
+	$(BIN)/python -m pytest -m "e2e and not internet" -q
+
+# A market on slow, lossy lines in namespaces of this machine, whose owner and workers vanish: some minutes
+.PHONY: test-internet
+test-internet: $(VENV)/.dev
+	$(BIN)/python -m pytest -m internet -q
 
 # An independent client on js-libp2p against real nodes; needs Node.js 20 or newer with npm
 .PHONY: test-interop

@@ -21,7 +21,7 @@ from tests.e2e.netns import Machine, internet
 from tests.e2e.test_disputes import JOB
 from tests.e2e.town import ENDED, WAIT_S, Town, check_conserved, check_paid_once, credits_of, the_job, units_of
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.internet]
 
 # What somebody who died delays is these deadlines; everything else ends early.
 TERMS = [
