@@ -189,10 +189,10 @@ class Market:
         stop_all(list(self.members.values()))
 
 
-def ask(member: Member) -> dict[str, Any] | None:
-    """Return a node's status without touching its lock, which it may be waiting for; None while it does not answer."""
+def ask(member: Member, path: str = "/status") -> dict[str, Any] | None:
+    """Return what a node's API answers, None while it does not; its lock is not touched: it may be waiting for it."""
     with contextlib.suppress(GdfError, OSError, ValueError, KeyError):
         info = json.loads(member.data.node_file.read_text(encoding="utf-8"))
         with NodeClient(info["url"], info["token"]) as client:
-            return client.call("GET", "/status", timeout_s=ANSWER_S)
+            return client.call("GET", path, timeout_s=ANSWER_S)
     return None
