@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 
 import pytest
 import trio
+from libp2p.stream_muxer.yamux import yamux
 from net_helpers import NETWORK, stranger, until
 
 from gdf_market.blobs.disk import Disk
@@ -255,6 +256,7 @@ async def test_an_absent_chunk_is_told_as_absent(tmp_path: Path) -> None:
 async def test_readers_that_stop_reading_do_not_keep_the_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "SERVING_SLOTS", 2)
     monkeypatch.setattr(limits, "CHUNK_S", 1.0)
+    monkeypatch.setattr(yamux, "MAX_WINDOW_SIZE", yamux.DEFAULT_WINDOW_SIZE)  # else it may take a chunk unread
     async with honest(tmp_path / "a") as (host, server, root), stranger() as greedy:
         await greedy.connect(host.addresses[0])
         request = frame(REQUEST, encode(BlobRequest(op="chunk", root=root, network=NETWORK)))
@@ -420,6 +422,7 @@ async def test_who_asks_and_does_not_read_is_refused_after_a_few_times(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "SLOW_BURST", 1.0)
+    monkeypatch.setattr(yamux, "MAX_WINDOW_SIZE", yamux.DEFAULT_WINDOW_SIZE)
     async with honest(tmp_path / "a") as (source, server, root), stranger() as attacker:
         ask = frame(REQUEST, encode(BlobRequest(op="chunk", root=root, index=0, network=NETWORK)))
         await attacker.connect(source.addresses[0])
