@@ -20,7 +20,7 @@ fast: $(VENV)/.dev
 e2e: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "e2e and not internet" -q
 
-# A market on slow, lossy lines in namespaces of this machine, whose owner and workers vanish: some minutes
+# Markets and routers in namespaces of this machine: slow, lossy lines, owners and workers that vanish, NAT: some minutes
 .PHONY: test-internet
 test-internet: $(VENV)/.dev
 	$(BIN)/python -m pytest -m internet -q

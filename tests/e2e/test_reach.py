@@ -21,7 +21,7 @@ from gdf_market.demo.processes import stop_all, wait_until
 from gdf_market.node.invite import make_invite
 from tests.e2e.netns import Internet, Machine, internet
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.internet]
 
 WAIT_S = 240.0  # of what takes seconds on an idle machine
 BLOB_BYTES = 3_000_000
