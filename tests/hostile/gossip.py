@@ -47,7 +47,7 @@ def order(key: Identity, target: Target, nonce: int, **changes: Any) -> Entry:
         checkpoint="22" * 32, parameters=1_000, tokens_per_unit=0, recipe=recipe, device_class="cpu-fp32", rounds=1,
         units_per_round=1, shards=1, min_workers=1, reserve_price=1, unit_bond=0, merit_ppm=0, audit_fee=0,
         audit_budget=0, audit_floor_ppm=0, bid_ms=1_000, work_ms=1_000, reveal_ms=1_000, receipt_ms=1_000,
-        result_ms=1_000, audit_ms=1_000, hold_ms=1_000, deadline_ms=now_ms + 600_000,
+        result_ms=1_000, audit_ms=60_000, hold_ms=1_000, deadline_ms=now_ms + 600_000,
     )  # fmt: skip
     return seal(key, target.network, msgspec.structs.replace(body, **changes))
 
