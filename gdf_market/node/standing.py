@@ -11,28 +11,21 @@ import ipaddress
 from dataclasses import dataclass, field
 
 from gdf_market.node import limits
+from gdf_market.node.addresses import block
 
 LOOPBACK = ("127.0.0.1", str(ipaddress.ip_network(("::1", 64), strict=False)))
 
 
 def source(host: str) -> str:
     """Return what one holder of addresses is counted under: the IPv4 address, or the /64 of an IPv6 address."""
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return str(address.ipv4_mapped)
-        return str(ipaddress.ip_network((address, 64), strict=False))
-    return str(address)
+    return block(host, 32, 64).removesuffix("/32")
 
 
 def group(host: str) -> str:
     """Return the neighbourhood of an address: its IPv4 /24 or IPv6 /48; that of loopback is loopback."""
     if source(host) in LOOPBACK:
         return source(host)
-    address = ipaddress.ip_address(host)
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        address = address.ipv4_mapped
-    return str(ipaddress.ip_network((address, 24 if address.version == 4 else 48), strict=False))
+    return block(host, 24, 48)
 
 
 @dataclass

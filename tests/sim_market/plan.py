@@ -6,10 +6,12 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from contracts.records import Allocation, Genesis, Staking
 from gdf_market.identity import Identity
-from gdf_market.messages import Recipe
 from gdf_market.units import CREDIT
+from tests import contracts_world
 from tests.sim.attacks import ATTACKS
 from tests.sim.world import START_MS, Faults, key
 from tests.sim_market.people import BISECTION, Character, Death, Person
@@ -18,21 +20,7 @@ from tests.simulator import Tamper
 
 AUDIT_MS = 10_000
 BOND = 1_000_000
-RECIPE = Recipe(
-    inner="adamw",
-    steps=4,
-    batch=4,
-    lr_e9=1_000_000,
-    beta1_ppm=900_000,
-    beta2_ppm=950_000,
-    weight_decay_ppm=0,
-    clip_ppm=0,
-    rewarm_steps=2,
-    outer_lr_ppm=1_000_000,
-    outer_momentum_ppm=500_000,
-    codec_bits=4,
-    codec_block=64,
-)
+RECIPE = msgspec.structs.replace(contracts_world.RECIPE, steps=4)
 CHEATS = ("poison@0", "poison@2", "idle@1", "idle@0", "encode", "forge", "copy")
 PHASES = (
     *("bid", "commit", "reveal", "receipt", "result", "sketch_open", "audit_open", "audit_committee"),

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from gdf_market.commands import main
 from gdf_market.commands.service import LABEL, unit_for
 from gdf_market.node.datadir import DataDir
+from tests.command_kit import call
 
 
 @pytest.fixture
@@ -24,17 +24,10 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
     for name in [name for name in os.environ if name.startswith("GDF_")]:
         monkeypatch.delenv(name)
 
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdf-market", "--data-dir", str(tmp_path / "node"), *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+    def command(*arguments: str) -> tuple[int, str, str]:
+        return call(capsys, monkeypatch, "--data-dir", str(tmp_path / "node"), *arguments)
 
-    return call
+    return command
 
 
 def test_a_setting_is_written_checked_and_told_with_its_origin(

@@ -5,18 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
 from contracts.records import Audit, Bid
-from gdf_market.commands import main
 from gdf_market.commands.earnings import change_of, estimate, read_lines
 from gdf_market.node.datadir import DataDir
 from ledger.reading import records_of
 from ledger.store import LedgerStore
 from ledger.tables import EventRow
+from tests.command_kit import call
 from tests.explorer_ledger import Example, build_example
 
 
@@ -80,17 +79,10 @@ def test_pending_is_what_the_state_holds(example: Example) -> None:
 
 @pytest.fixture
 def run(example: Example, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):  # type: ignore[no-untyped-def]
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdf-market", "--data-dir", str(example.path.parent), *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+    def command(*arguments: str) -> tuple[int, str, str]:
+        return call(capsys, monkeypatch, "--data-dir", str(example.path.parent), *arguments)
 
-    return call
+    return command
 
 
 def test_json_and_csv_tell_the_same(run, example: Example, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]

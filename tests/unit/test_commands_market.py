@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +12,7 @@ import msgspec
 import pytest
 
 from gdf_market.codec import encode
-from gdf_market.commands import estimating, main
+from gdf_market.commands import estimating
 from gdf_market.commands import market as module
 from gdf_market.commands.estimating import Ask, Facts, Pace, estimate, price_sentence, read_facts, time_sentence
 from gdf_market.messages import JobPost
@@ -21,6 +20,7 @@ from gdf_market.node.datadir import DataDir
 from gdf_market.units import CREDIT
 from ledger.prices import Point
 from ledger.store import LedgerStore
+from tests.command_kit import call
 from tests.contracts_world import bid_entry, cast_all, key_of
 from tests.market_ledger import MarketWorld, make_market_world
 
@@ -34,14 +34,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("COLUMNS", "400")
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdf-market", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return call(capsys, monkeypatch, *arguments)
 
     return command
 

@@ -15,7 +15,7 @@ import rich_click as click
 
 from contracts.jobs import escrow_of
 from gdf_market.codec import encode
-from gdf_market.commands import COMMANDS, cli, main
+from gdf_market.commands import COMMANDS, cli
 from gdf_market.commands import post as posting
 from gdf_market.commands.common import App, printable, table
 from gdf_market.commands.progress import median_loss
@@ -27,6 +27,7 @@ from gdf_market.messages import JobPost
 from gdf_market.node.datadir import DataDir
 from gdf_market.units import CREDIT, PPM
 from ledger.store import LedgerStore
+from tests.command_kit import call
 from tests.contracts_world import key_of, make_world, start
 from tests.explorer_ledger import HOSTILE, Example, build_example
 
@@ -47,14 +48,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, exa
     monkeypatch.setenv("COLUMNS", "300")
 
     def command(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdf-market", *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return call(capsys, monkeypatch, *arguments)
 
     return command
 

@@ -15,12 +15,12 @@ import trio
 
 from contracts.records import Event
 from gdf_market import logfile
-from gdf_market.commands import main
 from gdf_market.commands.logs import _Follower
 from gdf_market.commands.session import configure_logging
 from gdf_market.node.metrics import create_metrics, serve_metrics
 from gdf_market.node.notify import GATHER_S, Notifier
 from gdf_market.units import CREDIT
+from tests.command_kit import call
 
 STATUS: dict[str, Any] = {
     "height": 41, "block_age_ms": 2_500, "peers": ["12D3KooWsecret"], "orders": 2, "balance": 5 * CREDIT // 2,
@@ -87,14 +87,7 @@ def test_the_command_shows_the_newest_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["gdf-market", "--data-dir", str(tmp_path), *arguments])
-        code = 0
-        try:
-            main()
-        except SystemExit as error:
-            code = int(error.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+        return call(capsys, monkeypatch, "--data-dir", str(tmp_path), *arguments)
 
     code, _, err = run("logs")
     assert code == 2
